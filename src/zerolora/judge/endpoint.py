@@ -6,6 +6,7 @@ and errors of the HTTP library whose text could contain it are not shown.
 
 import contextlib
 import email.utils
+import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -26,12 +27,12 @@ TIMEOUT = 300.0
 BUSY = 429
 
 
-class RefusedError(UserError):
-    """The endpoint does not accept a request. reason: what it says, "" if nothing."""
+OF_SEED = re.compile(r"\bseed\b", re.IGNORECASE)
+"""What an endpoint says that takes no seed."""
 
-    def __init__(self, text: str, reason: str) -> None:
-        super().__init__(text)
-        self.reason = reason
+
+class NoSeedError(UserError):
+    """The endpoint does not accept a request because of its seed."""
 
 
 class Service(NamedTuple):
@@ -97,7 +98,7 @@ class Endpoint:
         """Return the model's answer to a conversation; `body` has further keys of the request.
 
         Retries after 429, 5xx, timeouts and broken connections, in 1, 2, 4 … seconds or after Retry-After. Raises
-        RefusedError for any other status, and UserError for any other error, and after ATTEMPTS.
+        NoSeedError for a seed that it does not take, and UserError for any other error, and after ATTEMPTS.
         """
         for attempt in range(1, ATTEMPTS + 1):
             wait: float | None = None
@@ -139,7 +140,8 @@ class Endpoint:
         except ValueError:
             value = None
         if status != 200:
-            raise RefusedError(f"{self._here}: {self._refusal(status, value)}", self._clear(_said(value)))
+            kind = NoSeedError if OF_SEED.search(_said(value)) else UserError
+            raise kind(f"{self._here}: {self._refusal(status, value)}")
         try:
             choice = value["choices"][0]
             text = choice["message"]["content"] or ""

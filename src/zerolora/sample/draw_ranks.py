@@ -1,7 +1,7 @@
 """Draws the answers of a sample with transformers, in this process or by several ranks.
 
-Each rank is a process, python -m zerolora.sample.draw_ranks FILE, that loads the model and draws the answers of its batches,
-as in evaluate/ranks.py.
+Each rank is a process, python -m zerolora.sample.draw_ranks FILE, that loads the model and draws the answers of its
+batches, as in evaluate/ranks.py.
 """
 
 from pathlib import Path

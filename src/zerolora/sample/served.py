@@ -7,7 +7,6 @@ which answers are only added. A request carries a seed; a server may draw other 
 import concurrent.futures
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ from zerolora.data.formats.template_arguments import KEYWORDS
 from zerolora.data.prepared_rows import PROMPTS, ROW, open_table
 from zerolora.errors import UserError
 from zerolora.files import canonical
-from zerolora.judge.endpoint import Endpoint, RefusedError, Service
+from zerolora.judge.endpoint import Endpoint, NoSeedError, Service
 from zerolora.judge.work_file import WorkFile
 from zerolora.log import LOGGER
 from zerolora.progress import Progress
@@ -29,8 +28,6 @@ from zerolora.sample.prompt_batches import AskedPrompt
 
 AT_ONCE = 8
 """Requests at a time, with batch: auto."""
-OF_SEED = re.compile(r"\bseed\b", re.IGNORECASE)
-"""What a server says that takes no seed."""
 
 
 def ask_served(
@@ -129,9 +126,7 @@ def _ask(endpoint: Endpoint, requests: Requests, left: list[str], kept: WorkFile
     with Progress("answer", len(requests), len(requests) - len(left)) as bar:
         try:
             first = ask(left[0])
-        except RefusedError as error:
-            if not OF_SEED.search(error.reason):
-                raise
+        except NoSeedError:
             LOGGER.warning("sample: %s takes no seed; it draws its answers without one", endpoint.model)
             seeded = False
             first = ask(left[0])
