@@ -438,7 +438,7 @@ def test_a_whole_section_that_changes(finished: Project) -> None:
     cases: list[tuple[dict[str, Any], set[str]]] = [
         (named, {R}),
         ({"hardware.probe": "config/hardware/two-cpu-ranks.json"}, {R}),
-        (gpu, {E, R, T} | JUDGE),
+        (gpu, {E, R, T} | JUDGE | SAMPLE),
         ({"hardware.nodes": 2, "train.nodes": 2}, {E, R, T}),
         ({"train.method": "qlora", "train.quantization": {"type": "fp4", "double": False}}, {E, R, T, M}),
         (
