@@ -53,7 +53,9 @@ class Bench:
     """A prepared data set, and training runs on it."""
 
     def __init__(self, folder: Path, model: Path, dequantize: Dequantize = "on_fetch") -> None:
-        self.folder = self.home = folder
+        self.folder = folder
+        self.home = folder
+        """Where compiled extensions and caches are."""
         self.tasks: dict[str, Any] = {}
         """`tasks.rows` of the config; their rows are in the folder tasks."""
         self.settings = self.resolved()

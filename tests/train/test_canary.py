@@ -58,7 +58,7 @@ def test_a_strategy_that_scales_gradients_is_stopped_with_both_curves(bench: Ben
     again = bench.server.run(command, bench.folder, bench.environment, SCALED)
     assert again.returncode == 2 and again.stderr.splitlines()[-1] == last
     assert "twice" in result.stderr and "twice" not in again.stderr
-    assert not (bench.folder / "cache/zerolora/canary").exists()
+    assert not (bench.home / "cache/zerolora/canary").exists()
 
 
 def test_sound_strategy_continues_and_is_not_compared_again(
@@ -75,7 +75,7 @@ def test_sound_strategy_continues_and_is_not_compared_again(
     assert again.returncode == 0 and "canary" not in again.stderr
 
     # Another run of the same setting, with other rates and seed, shares the verdict.
-    (verdict,) = (bench.folder / "cache/zerolora/canary").glob("*.json")
+    (verdict,) = (bench.home / "cache/zerolora/canary").glob("*.json")
     record = json.loads(verdict.read_text())
     assert record["curves"] == actual["curves"]
     command = bench.command("shared", risky, canary=2, seed=7, learning_rate=3e-4, max_steps=2)

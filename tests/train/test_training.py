@@ -61,11 +61,11 @@ def assert_same(bench: Bench, run: Path, reference: dict[str, Any]) -> None:
     assert actual["loss_validation"] == pytest.approx(reference["loss_validation"], rel=1e-5)
     assert actual["trainable_parameters"] == reference["trainable_parameters"] > 0
     file = "adapter/adapter_model.safetensors"
-    adapter, expected = load_file(run / file), load_file(bench.folder / "reference" / file)
+    adapter, expected = load_file(run / file), load_file(reference["run"] / file)
     assert adapter.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.allclose(adapter[name], tensor, rtol=1e-4, atol=1e-4), name
-    assert not (bench.folder / "extensions").exists(), "C++ was compiled"
+    assert not (bench.home / "extensions").exists(), "C++ was compiled"
 
 
 @pytest.mark.parametrize("strategy", ON_CPU)
