@@ -36,6 +36,7 @@ from zerolora.files import read_json, write_json
 from zerolora.machine import cpu_matmul
 from zerolora.sample.answering import draw_answers
 from zerolora.sample.prompt_batches import AskedPrompt, batches_of, read_prompts
+from zerolora.units import counted
 
 RESULT = RESULTS / "sampling.json"
 OURS, TRL, CONTINUOUS = "zerolora", "TRL, generate", "TRL, continuous batching"
@@ -196,7 +197,8 @@ def section(result: Result) -> str:
     return (
         f"{result['n']} answers of up to {result['max_new_tokens']} tokens to each of {result['prompts']} prompts of "
         f"{length['mean']:.0f} tokens on average and {length['longest']} at most,\nby {result['model']} in fp32 with "
-        f"{result['threads']} threads (`benchmarks/evaluate/sampling.py`, `benchmarks/results/sampling.json`):\n\n"
+        f"{counted(result['threads'], 'thread')}, in {counted(len(figures[OURS]['rounds']), 'round')} "
+        "(`benchmarks/evaluate/sampling.py`, `benchmarks/results/sampling.json`):\n\n"
         + table(("", "answers a CPU second", "over TRL's generate", "tokens a CPU second"), rows, right=3)
     )
 
