@@ -33,6 +33,7 @@ LAYERS: list[set[str]] = [
         "config.resolve",
         "config.runs_file",
     },
+    {"sample", "select"},
     {"probe", "judge", "evidence"},
     {"report"},
     {"export"},

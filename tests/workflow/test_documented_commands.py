@@ -39,6 +39,7 @@ ELSEWHERE = {
     r"zerolora search": "needs a search in the config; tests/workflow/test_searches.py runs it",
     r"zerolora bisect": "needs two commits that differ; tests/workflow/test_bisect.py runs it",
     r"results/data/mine/": "needs a data set of that name; tests/workflow/test_config_texts.py prepares one alone",
+    r"results/samples/own": "needs a sample of that name; tests/workflow/test_rerun_matrix.py has one",
     r"zerolora check --config": "needs another config; tests/unit/test_check.py runs it",
     r"snakemake --profile profiles/(pbs|lsf|htcondor)": "needs an executor: tests/schedulers runs it",
     r"dvc (exp (run|apply|branch|remove)|queue)": "changes the project; tests/workflow/test_experiments.py runs it",

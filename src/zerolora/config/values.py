@@ -29,7 +29,7 @@ HARNESS_FILES = "config/harness"  # task files of lm-evaluation-harness
 HUB_DATA = "data/hub"  # downloaded data sets
 PACKAGE_DATA = "data/packages"  # downloaded data sets of PyPI packages
 HUB_ADAPTERS = "resources/adapters"  # downloaded adapters
-RESERVED_RUNS = ("base", "compare", "data", "logs", "settings", "tasks")
+RESERVED_RUNS = ("base", "compare", "data", "logs", "samples", "selections", "settings", "tasks")
 MANY = Field(min_length=1)
 NO_TRACKER = "none"
 UNKNOWN_LICENSE = "unknown"
