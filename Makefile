@@ -37,6 +37,7 @@ system-packages:
 test-packages: $(INSTALLED)
 	@tests/schedulers/install
 	@tests/serving/install
+	@tests/evidence/install
 
 # By two processes: those of pytest all load the same modules in the same order, and would each compile them.
 compiled-tests: $(INSTALLED)

@@ -82,5 +82,30 @@ SERVING = PackageFolder(
 )
 """What transformers' server needs, and OpenAI's client."""
 
+EVIDENCE = PackageFolder(
+    "evidence",
+    (
+        "sigstore==4.5.1",
+        "sigstore-models==0.0.6",
+        "sigstore-rekor-types==0.0.18",
+        "tuf==7.0.1",
+        "securesystemslib==1.6.0",
+        "rfc3161-client==1.0.9",
+        "rfc8785==0.1.4",
+        "id==1.6.1",
+        "PyJWT==2.15.1",
+        "email-validator==2.4.0",
+        "dnspython==2.9.2",
+        "mlcroissant==1.1.1",
+        "etils==1.15.0",
+        "jsonpath-rw==1.4.0",
+        "ply==3.11",
+        "decorator==5.3.1",
+        "rdflib==7.6.0",
+        "zipp==4.1.2",
+    ),
+)
+"""The library of sigstore, and the one that reads Croissant."""
+
 if __name__ == "__main__":
-    next(each for each in (SCHEDULERS, SERVING) if each.name == sys.argv[1]).install()
+    next(each for each in (SCHEDULERS, SERVING, EVIDENCE) if each.name == sys.argv[1]).install()

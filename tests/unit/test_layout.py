@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"commands"},
-    {"chatting", "testing"},
+    {"chatting", "testing", "bisect"},
     {"memory.command", "check", "publish", "imports", "search", "first_config"},
     {
         "config.file",
@@ -34,7 +34,7 @@ LAYERS: list[set[str]] = [
         "config.runs_file",
     },
     {"sample", "select"},
-    {"probe", "judge"},
+    {"probe", "judge", "evidence"},
     {"report"},
     {"export"},
     {"evaluate"},

@@ -37,6 +37,7 @@ ELSEWHERE = {
     r"zerolora init --recipe": "replaces the config; tests/unit/test_init.py runs it",
     r"zerolora init --model": "replaces the config; tests/unit/test_first_config.py runs it",
     r"zerolora search": "needs a search in the config; tests/workflow/test_searches.py runs it",
+    r"zerolora bisect": "needs two commits that differ; tests/workflow/test_bisect.py runs it",
     r"results/data/mine/": "needs a data set of that name; tests/workflow/test_config_texts.py prepares one alone",
     r"results/samples/own": "needs a sample of that name; tests/workflow/test_rerun_matrix.py has one",
     r"zerolora check --config": "needs another config; tests/unit/test_check.py runs it",
@@ -50,6 +51,8 @@ ELSEWHERE = {
     r"dvc remote": "needs an S3 server; tests/workflow/test_s3_remote.py has one of its own",
     r"python tests/lint_workflow.py": "tests/workflow/test_engine_sync.py runs it",
     r"zerolora compare \w": "needs two runs; tests/unit/test_pair.py runs it",
+    r"zerolora push .*--sign": "needs a key of SSH; tests/workflow/test_push.py makes one",
+    r"zerolora (attest|verify .*--)": "needs a rebuild, or keys; tests/unit/test_evidence.py has some",
     r"zerolora import": "needs a file of another tool; tests/unit/test_import.py runs it",
 }
 NOT_RUN = {

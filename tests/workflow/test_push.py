@@ -1,9 +1,12 @@
 """`zerolora push` of a run that the whole pipeline made: to a directory, to a loopback hub, and what it refuses."""
 
 import json
+import os
 import re
+import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +17,8 @@ from conftest import BIN, Project, project_environment
 from engines import edit_config, snakemake_ran
 from huggingface_hub import ModelCard
 from loopback_repositories import Repositories, serving
+from package_folder import EVIDENCE
+from rocrate.rocrate import ROCrate
 
 from zerolora import __version__
 from zerolora.config.file import load
@@ -21,6 +26,9 @@ from zerolora.config.resolve import resolve
 from zerolora.config.schema import HubData
 from zerolora.config.settings import FetchAdapterSettings, FetchHub, TrainSettings
 from zerolora.errors import UserError
+from zerolora.evidence import envelope
+from zerolora.evidence.signing import attest, signed
+from zerolora.evidence.verify import Trust, verify
 from zerolora.fetch.data_sets import fetch_adapter
 from zerolora.fetch.models import fetch
 from zerolora.files import read_json, sha256
@@ -128,7 +136,7 @@ def test_the_command_pushes_an_adapter(finished: Project, tmp_path: Path) -> Non
     repository = hub.repositories[TO]
     commit = repository.branches["main"]
     assert (process.returncode, out) == (0, f"{TO}@{commit}\n"), err
-    said = rf"5 files, \d+\.\d KiB in {re.escape(f'{hub.endpoint}/{TO}/commit/{commit}')}\n"
+    said = rf"8 files, \d+\.\d KiB in {re.escape(f'{hub.endpoint}/{TO}/commit/{commit}')}\n"
     assert re.fullmatch(said, err), err  # the sizes hold the length of this folder's path
     assert repository.private
     assert repository.messages == ["initial commit", "Push adapter of run default"]
@@ -194,7 +202,8 @@ def test_a_push_takes_the_files_of_an_earlier_one_away_and_no_others(here: Path,
     repository.add("main", repository.files | {"picture.png": b"x"}, "a picture")
     pushed("merged")
     merged = json.loads((here / "results/default/merged/manifest.json").read_text())["files"]
-    assert repository.files.keys() == {*merged, "README.md", "manifest.json", ".gitattributes", "picture.png"}
+    others = {"croissant.json", "ro-crate-metadata.json", "statements/provenance.json"}
+    assert repository.files.keys() == {*merged, *others, "README.md", "manifest.json", ".gitattributes", "picture.png"}
     assert len(repository.messages) == 4
     repository.add("main", repository.files | {"pytorch_model.bin": b"x"}, "somebody's")
     assert refused() == (
@@ -296,7 +305,7 @@ def test_a_directory_gets_the_whole_push_and_is_replaced_whole(here: Path, tmp_p
     assert pushed(to=str(to)) == str(to)
     manifest = json.loads((to / "manifest.json").read_text())
     assert manifest["pushed"] == {"run": "default", "what": "adapter"}
-    assert {path.name for path in to.iterdir()} == {*manifest["files"], "manifest.json"}
+    assert files_in(to) == {*manifest["files"], "manifest.json"}
     assert all(sha256(to / name) == entry["sha256"] for name, entry in manifest["files"].items())
     before = (to / ADAPTER).stat().st_ino
     pushed(to=str(to))
@@ -578,6 +587,121 @@ def test_a_card_without_a_figure_is_not_written(copy: Path) -> None:
         UserError, match=r"^run default: its results lack a figure of the card \(.*'published_step'\); run `"
     ):
         model_card(run, product_of(run, "adapter"), TO)
+
+
+def files_in(directory: Path) -> set[str]:
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """Return a key of SSH."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("apt-get install openssh-client")
+    path = tmp_path / "key"
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "builder", "-f", str(path)]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    return path
+
+
+def test_a_push_states_what_it_was_made_from(here: Path, tmp_path: Path, key: Path) -> None:
+    to = tmp_path / "sums"
+    pushed(to=str(to), sign=str(key))
+    trusted = tmp_path / "allowed"
+    trusted.write_text(f"me@example.org {key.with_suffix('.pub').read_text()}")
+    (outcome,), _ = verify(to, Trust(trusted))
+    assert outcome.what.startswith(
+        "statements/provenance.json: 5 of 5 files as built; signed by me@example.org, SHA256:"
+    )
+    assert outcome.word == "verified"
+    file = envelope.read(to / "statements/provenance.json")
+    own = {"README.md", "manifest.json", "statements/provenance.json", "croissant.json", "ro-crate-metadata.json"}
+    assert file.statement.subjects == {name: sha256(to / name) for name in files_in(to) - own}
+    definition = file.statement.predicate["buildDefinition"]
+    assert definition["externalParameters"]["config"]["train"]["learning_rate"] == 0.01
+    assert definition["internalParameters"]["code"]["train@default"]
+    found = {each["name"]: each["digest"] for each in definition["resolvedDependencies"]}
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert found == {
+        "base model: model.safetensors": {"sha256": sha256(here / "model/model.safetensors")},
+        "data: rows.json": {"sha256": sha256(here / "rows.json")},
+        "envs/requirements.lock": {"sha256": sha256(here / "envs/requirements.lock")},
+        "project": {"gitCommit": commit},
+    }
+    before = {name: (to / name).read_bytes() for name in files_in(to)}
+    shutil.rmtree(to)
+    pushed(to=str(to), sign=str(key))
+    assert {name: (to / name).read_bytes() for name in files_in(to)} == before
+
+
+def test_a_push_describes_its_run_and_its_data(here: Path, tmp_path: Path) -> None:
+    """As the libraries of RO-Crate and Croissant read it."""
+    to = tmp_path / "sums"
+    pushed(to=str(to))
+    crate = ROCrate(to)
+    trained: Any = crate.dereference("#train@default")
+    assert trained.type == "CreateAction" and trained["instrument"]["softwareVersion"] == __version__
+    weights = {each["name"]: each["sha256"] for each in trained["result"]}[f"results/default/adapter/{ADAPTER}"]
+    (part,) = [each for each in crate.root_dataset["hasPart"] if each.id == ADAPTER]
+    assert weights == part["sha256"] == sha256(to / ADAPTER)
+    day = subprocess.run(
+        ["git", "show", "-s", "--format=%cs"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert crate.root_dataset["datePublished"] == day
+    described = json.loads((to / "croissant.json").read_text())
+    (file,) = described["distribution"]
+    assert (file["contentUrl"], file["sha256"]) == ("rows.json", sha256(here / "rows.json"))
+    assert described["variableMeasured"] == ["instruction", "output"]
+    rows = [text for row in json.loads((here / "rows.json").read_text()) for text in row.values() if len(text) > 8]
+    texts = [path.read_text() for path in (to / "croissant.json", to / "ro-crate-metadata.json")]
+    assert rows and not [row for row in rows for text in texts if row in text]
+    if EVIDENCE.missing() is None:
+        program = "import mlcroissant, sys; print(*mlcroissant.Dataset(sys.argv[1]).metadata.issues.errors)"
+        command = [sys.executable, "-c", program, str(to / "croissant.json")]
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(EVIDENCE.folder)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+
+
+def test_the_card_shows_the_rebuilds_that_are_stated(copy: Path, tmp_path: Path, key: Path) -> None:
+    adapter = {name: entry["sha256"] for name, entry in product_of(finished_run("default"), "adapter").files.items()}
+    folder = copy / "config/statements"
+    folder.mkdir()
+
+    def stated(name: str, machine: str, files: dict[str, str], sign: Path | None) -> None:
+        place = "results/default/adapter"
+        equal = [
+            {"path": f"{place}/{each}", "original": sha, "rebuilt": sha, "equal": True} for each, sha in files.items()
+        ]
+        value = {"source": TO, "version": "0.2.0", "machine": machine, "seconds": 1.0, "products": equal}
+        (tmp_path / "rebuild.json").write_text(json.dumps(value | {"verdict": "equal to the byte"}))
+        attest(tmp_path / "rebuild.json", folder / name, str(sign) if sign else None)
+
+    stated("alice.json", "EPYC 9654", adapter, key)
+    stated("bob.json", "Xeon 6980P", adapter, None)
+    stated("carol.json", "Graviton 4", {ADAPTER: "1" * 64}, None)
+    to = tmp_path / "sums"
+    pushed(to=str(to))
+    card = (to / "README.md").read_text()
+    assert "This model was rebuilt on 2 machines: equal to the byte.\n" in card
+    (signature,) = {line.split("|")[5].strip() for line in card.splitlines() if line.startswith("| `alice.json` |")}
+    assert signature.startswith("`signed by SHA256:")
+    # The config has the path of the base model here, and is pushed without.
+    equal = "| `bob.json` | `Xeon 6980P` | `equal to the byte` | `2 of 3 files` | `not signed` |\n"
+    assert equal in card
+    assert "carol" not in card and "Graviton" not in card
+    assert {path.name for path in (to / "statements").iterdir()} == {"alice.json", "bob.json", "provenance.json"}
+    outcomes, found = verify(to, Trust())
+    assert [each.word for each in outcomes] == ["unsigned", "untrusted", "unsigned"]
+    said = "statements/alice.json: rebuilt on EPYC 9654: equal to the byte (2 of 3 files); signed by SHA256:"
+    assert [each.what.startswith(said) for each in outcomes] == [False, True, False]
+    assert found == "rebuilt on 2 machines: equal to the byte"
+    text = (folder / "alice.json").read_text()
+    signatures = json.loads(text)["signatures"]
+    other = json.loads(signed(envelope.read(folder / "bob.json").payload, str(key))[0])
+    (folder / "alice.json").write_text(json.dumps(other | {"signatures": signatures}))
+    assert refused(to=str(to)).startswith("config/statements/alice.json: its signature is not one of this statement by")
+    assert (to / "statements/alice.json").read_text() == text
 
 
 def change(path: Path, **values: Any) -> None:

@@ -37,3 +37,7 @@ TrainedOn = Annotated[
 Weights = Annotated[Path, typer.Option(help="Directory of downloaded weights, resources/weights/NAME.")]
 Stamp = Annotated[Path, typer.Option("--weights", help="File with the directory of the weights.")]
 Adapter = Annotated[Path, typer.Option(help="Directory of the adapter.")]
+Sign = Annotated[
+    str | None,
+    typer.Option(metavar="KEY|sigstore", help="Sign the statement with an SSH key, as ~/.ssh/id_ed25519, or sigstore."),
+]

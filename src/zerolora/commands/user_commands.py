@@ -14,7 +14,7 @@ import typer
 
 from zerolora.commands import standard_input
 from zerolora.commands.long_argument import settings_of
-from zerolora.commands.options import Adapter, Config, Data, ModelDirectory, Output, Stamp, stoppable
+from zerolora.commands.options import Adapter, Config, Data, ModelDirectory, Output, Sign, Stamp, stoppable
 from zerolora.errors import UserError, shown
 from zerolora.log import result, say
 from zerolora.machine.devices import obey
@@ -189,6 +189,31 @@ def search(
     from zerolora.search.outcomes import table
 
     say(table(name, rounds.search(name, config, command or [])))
+
+
+@app.command()
+def bisect(
+    good: Annotated[str, typer.Argument(help="The revision of git with the better result.")],
+    bad: Annotated[str, typer.Argument(help="The revision with the worse one.")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="Command that runs all runs, after --. Default: zerolora run."),
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="The run; needed if the config has several.")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="A number of summary.json or difference.json. Default: accuracy, or loss.")
+    ] = None,
+    better: Annotated[
+        Literal["higher", "lower"] | None, typer.Option(help="Which way the metric is better, if it is not known.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Trainings of each revision, and of a probe at most.")] = 3,
+    yes: Annotated[bool, typer.Option("--yes", help="Start; without it, only the plan is printed.")] = False,
+) -> None:
+    """Find which change between two revisions cost the quality, by delta debugging; exit with 1 if none is found."""
+    from zerolora.bisect.bisect_command import BisectRequest
+    from zerolora.bisect.bisect_command import bisect as implementation
+
+    raise typer.Exit(implementation(BisectRequest(good, bad, run, metric, better, seeds, yes, command or [])))
 
 
 @app.command()
@@ -369,9 +394,45 @@ def push(
     revision: Annotated[str | None, typer.Option(help="Branch of the repository. Default: main.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Create a new repository as private.")] = False,
     message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
+    sign: Sign = None,
 ) -> None:
-    """Publish a run's adapter or merged model, with a model card, to a Hub repository or a directory."""
+    """Publish a run's adapter or merged model, with card and statements, to a Hub repository or a directory."""
     from zerolora.publish.push import push as publish
 
     with stoppable(f"{to} has either all of the push or none of it"):
-        say(publish(run, what, to, revision, private, message))
+        say(publish(run, what, to, revision, private, message, sign))
+
+
+@app.command()
+def attest(
+    rebuild: Annotated[Path, typer.Argument(metavar="REBUILD.JSON", help="What `zerolora rebuild` wrote.")],
+    output: Annotated[Path, typer.Option(help="The statement to write, NAME.json.")],
+    sign: Sign = None,
+) -> None:
+    """Write the in-toto statement of a rebuild, for whoever published the model."""
+    from zerolora.evidence.signing import attest as implementation
+
+    result(f"{output} is written, {implementation(rebuild, output, sign).about}")
+
+
+@app.command()
+def verify(
+    directory: Annotated[Path, typer.Argument(metavar="PATH", help="A directory that `push` wrote, or its download.")],
+    allowed_signers: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The SSH keys that you trust, as in ssh-keygen(1).")
+    ] = None,
+    identity: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=ISSUER", help="An identity of sigstore that you trust, and its OpenID provider."),
+    ] = None,
+) -> None:
+    """Compare a published model with its statements and their signatures, offline; exit with 1 if anything is wrong."""
+    from zerolora.evidence.verify import Trust
+    from zerolora.evidence.verify import verify as implementation
+
+    findings, rebuilt = implementation(directory, Trust.of(allowed_signers, identity or []))
+    for finding in findings:
+        say(str(finding))
+    if rebuilt:
+        result(rebuilt)
+    raise typer.Exit(any(finding.word == "wrong" for finding in findings))

@@ -5,32 +5,31 @@ Values that the files lack are omitted or marked as unknown.
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
-import yaml
 
 from zerolora import __version__
-from zerolora.config.file import read_written_out
-from zerolora.config.schema import data_folders
-from zerolora.config.values import HUB_ADAPTERS
-from zerolora.errors import UserError, printable
+from zerolora.errors import UserError
 from zerolora.evaluate.free_form import FREE_FORM
+from zerolora.evidence.rebuilt import headline
+from zerolora.evidence.verify import FOLDER, Signer
 from zerolora.files import MANIFEST, read_json, sha256
-from zerolora.publish.finished import CONFIG, RESULTS, FinishedRun, PushedModel, command, remedy, weights_of
+from zerolora.publish.data_files import DataFile, data_files
+from zerolora.publish.finished import RESULTS, FinishedRun, PushedModel, command, remedy, weights_of
+from zerolora.publish.rebuild_statements import RebuildStatement
+from zerolora.publish.run_config import as_yaml, config_of_run, without_absolute_paths
+from zerolora.publish.slsa_provenance import LOCK
 from zerolora.report import tasks
 from zerolora.report.markdown import Written, cell, code, fenced, table
 from zerolora.report.provenance import adapter_origin, commit
 from zerolora.units import gib
 
 TEMPLATE = Path(__file__).with_name("card.md")
-LOCK = Path("envs/requirements.lock")
 LIBRARIES = ("torch", "transformers", "peft", "deepspeed", "bitsandbytes", "tokenizers", "safetensors")
 """Libraries whose versions can change a result."""
-CONFIG_SECTIONS = ("hardware", "pack", "estimate", "render", "train", "merge", "evaluate", "report")
-"""Sections that every run reads. Judge, export and further tasks are not needed to reproduce a run."""
-ELSEWHERE = "/path/to"
 PIN = re.compile(r"^([\w.-]+)==([^\s;\\]+)", re.MULTILINE)
 TRAINING = (
     "learning_rate", "schedule", "schedule_options", "warmup_ratio", "warmup_steps", "optimizer", "betas", "epsilon",
@@ -55,27 +54,20 @@ LICENCES = frozenset(
 refuses all others, so they are sent as `other` with their name."""
 
 
-class DataFile(NamedTuple):
-    """A file of the data set."""
-
-    source: str
-    """Name of its source in the data set."""
-    name: str
-    """Its path in its origin; for a local file, relative to the data set's parent directory."""
-    sha256: str
-    origin: str | None = None
-    """Repository and commit, or package and version; None for a local file."""
-    licence: str | None = None
-    repository: str | None = None
-    """Its data set repository on the hub, if any."""
-
-
 def model_card(
-    run: FinishedRun, product: PushedModel, title: str, *, repository: bool = True, branch: str | None = None
+    run: FinishedRun,
+    product: PushedModel,
+    title: str,
+    *,
+    repository: bool = True,
+    branch: str | None = None,
+    builder: Signer | None = None,
+    rebuilds: Sequence[RebuildStatement] = (),
 ) -> str:
     """Return the text of README.md for a branch of a repository, or for a directory (`repository` false).
 
-    Raises UserError if a file of the run is missing or was changed.
+    `builder`: who signed the builder's statement; `rebuilds`: the statements beside the card. Raises UserError if a
+    file of the run is missing or was changed.
     """
     paths = {
         "figures": run.directory / "metrics/difference.json",
@@ -89,7 +81,8 @@ def model_card(
     read = {name: run.read(path) for name, path in paths.items()}
     figures, model, stats = read["figures"], read["model"], read["stats"]
     files, on_hub, base = data_files(run), model["source"]["source"] == "hub", product.base
-    config, cut = _config_of_run(run)
+    used = config_of_run(run)
+    config = without_absolute_paths(used)
     held_out = {name.replace("_", " "): each for name, each in tasks.held_out_changes(figures).items()}
     # Everything that the template prints is a number or a code span (report/markdown.py), except for `Written`.
     environment = jinja2.Environment(  # noqa: S701 - Markdown
@@ -126,9 +119,13 @@ def model_card(
         version=__version__,
         commit=commit(),
         pins=_pins(),
-        config=Written(fenced(config, "yaml")),
-        cut=cut,
+        config=Written(fenced(as_yaml(config), "yaml")),
+        cut=config != used,
         command=command(run.name),
+        builder=builder,
+        rebuilt=headline(each.rebuild for each in rebuilds),
+        rebuilds=_rebuilds(product, rebuilds),
+        folder=FOLDER,
     )
     try:
         return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(values)
@@ -197,27 +194,6 @@ def _arguments(name: str, revision: str | None) -> Written:
     return Written(json.dumps(name) + (f", revision={json.dumps(revision)}" if revision else ""))
 
 
-def data_files(run: FinishedRun) -> list[DataFile]:
-    """Return the files of a run's data set."""
-    manifest = run.read(run.data / MANIFEST)
-    top, folders = Path(run.prepared.path), [Path(folder) for folder in data_folders(run.config.fetch).values()]
-    result = []
-    for text, digest in manifest["read"].items():
-        path = Path(text)
-        source = next((name for name in manifest["sources"] if path.is_relative_to(top / name)), top.name)
-        folder = next((folder for folder in folders if path.is_relative_to(folder)), None)
-        if folder is None:
-            shown = path.relative_to(top.parent) if path.is_relative_to(top.parent) else Path(path.name)
-            result.append(DataFile(source, shown.as_posix(), digest))
-            continue
-        fetched = run.read(folder / MANIFEST)
-        origin, name = fetched["source"], path.relative_to(folder).as_posix()
-        repository = origin.get("repository")
-        version = f"{repository}@{origin['revision']}" if repository else f"{origin['package']}=={origin['version']}"
-        result.append(DataFile(source, name, digest, version, fetched["license"], repository))
-    return result
-
-
 def _sources(run: FinishedRun, stats: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the counts of each source, including its share of the supervised training tokens."""
     if "sources" in stats:
@@ -265,71 +241,24 @@ def _table(changes: tasks.Changes) -> Written:
     return Written(table(("metric", "base model", "this model", "difference"), rows))
 
 
+def _rebuilds(product: PushedModel, rebuilds: Sequence[RebuildStatement]) -> Written | None:
+    """Return a table of the statements of rebuilds, with the keys that signed them; None without any."""
+    rows = [
+        (
+            each.name,
+            each.rebuild.machine,
+            each.rebuild.verdict,
+            each.rebuild.equal_among(product.hashes),
+            each.signer.about,
+        )
+        for each in rebuilds
+    ]
+    return Written(table(("statement", "machine", "verdict", "equal", "signature"), rows)) if rows else None
+
+
 def _pins() -> dict[str, str]:
     """Return the versions of LIBRARIES in the lock file, and its sha256."""
     if not LOCK.is_file():
         return {}
     pins = dict(PIN.findall(LOCK.read_text(encoding="utf-8")))
     return {name: pins[name] for name in LIBRARIES if name in pins} | {f"sha256 of {code(str(LOCK))}": sha256(LOCK)}
-
-
-def _config_of_run(run: FinishedRun) -> tuple[str, bool]:
-    """Return the run's part of config/config.yaml as YAML, and whether absolute paths in it were cut to their names."""
-    values = read_written_out(CONFIG)
-    names = _with_origins(run)
-    datasets = {run.resolved.runs[name].dataset for name in names}
-    models = {run.resolved.prepare[name].model for name in datasets}
-    paths = [Path(run.resolved.prepare[name].path) for name in datasets]
-    starts = {run.resolved.runs[name].train.from_adapter for name in names}
-    folders = {
-        name
-        for name, folder in data_folders(run.config.fetch).items()
-        if any(Path(folder).is_relative_to(path) or path.is_relative_to(folder) for path in paths)
-    }
-
-    def uses(source: str, name: str) -> bool:
-        if source in ("data", "package_data"):
-            return f"{source}.{name}" in folders
-        return f"{HUB_ADAPTERS}/{name}" in starts if source == "adapter" else name in models
-
-    used: dict[str, Any] = {key: values[key] for key in CONFIG_SECTIONS if key in values}
-    used["fetch"] = {
-        source: {name: value for name, value in (entries or {}).items() if uses(source, name)}
-        for source, entries in values["fetch"].items()
-    }
-    used["prepare"] = {name: value for name, value in values["prepare"].items() if name in datasets}
-    # A run of a grid or a search is written out, since the other runs need not be finished.
-    for group in ("runs", "continued"):
-        of_group = {
-            name: {key: each for key, each in value.items() if key != "repeats"}
-            for name, value in (values.get(group) or {}).items()
-            if name in names
-        }
-        for name in sorted(names & run.config.expanded_runs.keys()):
-            if run.config.is_continued(name) == (group == "continued"):
-                of_group[name] = run.config.all_runs[name].model_dump(exclude_defaults=True)
-        if of_group or group in values:
-            used[group] = of_group
-    shown = _without_absolute_paths(used)
-    text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
-    return "\n".join(printable(line) for line in text.splitlines()), shown != used
-
-
-def _with_origins(run: FinishedRun) -> set[str]:
-    """Return the run, and the runs whose adapters it started from, directly or not."""
-    names, waiting = set(), [run.name]
-    while waiting:
-        names.add(name := waiting.pop())
-        start = run.resolved.runs[name].train.from_adapter
-        before = {each for each in run.resolved.runs if start and Path(start) == RESULTS / each / "adapter"}
-        waiting += before - names
-    return names
-
-
-def _without_absolute_paths(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_absolute_paths(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_absolute_paths(item) for item in value]
-    absolute = isinstance(value, str) and value.startswith(("/", "~"))
-    return f"{ELSEWHERE}/{Path(value).name}" if absolute else value

@@ -1,5 +1,6 @@
 """Finished runs and their files to push, checked against the current config, the code, dvc.lock and the manifests."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -29,7 +30,6 @@ RECORD = Path("dvc.lock")
 KINDS = ("adapter", "merged")
 PUSH = "pushed"
 """Key of the pushed manifest, which marks its files as those of a push."""
-CARD = "README.md"
 NAMING = {
     ADAPTER_CONFIG: "base_model_name_or_path",
     "config.json": "_name_or_path",
@@ -77,6 +77,12 @@ class FinishedRun:
     def model(self) -> Path:
         """Directory of its base model's config and tokenizer."""
         return MODELS / self.prepared.model
+
+    @functools.cached_property
+    def receipts(self) -> dict[str, dict[str, Any]]:
+        """The receipts of its stages, by name: params, and the sha256 of inputs and outputs by path."""
+        paths = [path for path in map(Path, sorted(self.hashes)) if path.parent == RESULTS / "receipts"]
+        return {path.stem: receipt for path in paths if (receipt := self.read(path))}
 
     def read(self, path: Path, reader: Callable[[Path, str], Any] = read_object) -> Any:
         """Return the JSON in an output. Raises UserError if it is missing, or differs from dvc.lock."""
@@ -194,6 +200,12 @@ class PushedModel:
     """Name, revision and weights of the base model (model/manifest.py)."""
     rewritten: dict[str, str]
     """Changed texts of files, by name."""
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """sha256 of each file as it is pushed, by name."""
+        own = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.rewritten.items()}
+        return {name: entry["sha256"] for name, entry in self.files.items()} | own
 
     @property
     def bytes(self) -> int:

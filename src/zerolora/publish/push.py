@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError
+from zerolora.evidence import signing
+from zerolora.evidence.verify import CARD, FOLDER
 from zerolora.files import MANIFEST, read_object, sha256, staged_directory, write_text
 from zerolora.log import result
 from zerolora.model.manifest import BASE
+from zerolora.publish import croissant, run_crate
 from zerolora.publish.card import model_card
-from zerolora.publish.finished import CARD, PUSH, RESULTS, PushedModel, finished_run, product_of
+from zerolora.publish.finished import PUSH, RESULTS, FinishedRun, PushedModel, finished_run, product_of
 from zerolora.publish.hub import HubTarget, check_repository, push_to_hub
+from zerolora.publish.rebuild_statements import BUILDERS, rebuild_statements
+from zerolora.publish.slsa_provenance import builder_statement
 from zerolora.units import byte_size
 
 DIRECTORIES = ("/", "./", "../")
@@ -23,10 +28,13 @@ DIRECTORIES = ("/", "./", "../")
 HUB = "hf://"
 
 
-def push(run: str, what: str, to: str, revision: str | None, private: bool, message: str | None) -> str:
+def push(
+    run: str, what: str, to: str, revision: str | None, private: bool, message: str | None, sign: str | None = None
+) -> str:
     """Push a run's adapter or merged model; return REPOSITORY@COMMIT, or the directory.
 
-    A push of the same files changes nothing. Raises UserError, before anything is sent, if the run is unfinished or out
+    `sign`: a key of SSH, or "sigstore", that signs the statement of what it was made from. A push of the same files
+    changes nothing. Raises UserError, before anything is sent, if the run is unfinished or out
     of date, or a file differs from the stage's manifest.
     """
     directory = _directory(to)
@@ -38,8 +46,7 @@ def push(run: str, what: str, to: str, revision: str | None, private: bool, mess
     finished = finished_run(run)
     product = product_of(finished, what)
     title = directory.resolve().name if directory else repository
-    card = model_card(finished, product, title, repository=directory is None, branch=revision)
-    texts = product.rewritten | {CARD: card}
+    texts = product.rewritten | _evidence(finished, product, title, sign, directory is None, revision)
     texts[MANIFEST] = _manifest(product, texts, run)
     size = f"{len(product.files | texts)} files, {byte_size(product.bytes)}"
     if directory is not None:
@@ -59,6 +66,21 @@ def _directory(to: str) -> Path | None:
     if not to.startswith(HUB) and Path(to.split("/", maxsplit=1)[0]).exists():
         raise UserError(f"--to {to}: use ./{to} for the directory, or {HUB}{to} for the repository")
     return None
+
+
+def _evidence(
+    run: FinishedRun, product: PushedModel, title: str, sign: str | None, is_repository: bool, branch: str | None
+) -> dict[str, str]:
+    """Return the card, the descriptions, and the statements of the builder and of rebuilds, by name."""
+    rebuilds = rebuild_statements(product.hashes)
+    described = {croissant.NAME: croissant.croissant(run)}
+    if crate := run_crate.run_crate(run, product, title):
+        described[run_crate.NAME] = crate
+    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in described.items()}
+    statement, signer = signing.signed(builder_statement(run, product, digests), sign)
+    card = model_card(run, product, title, repository=is_repository, branch=branch, builder=signer, rebuilds=rebuilds)
+    statements = {BUILDERS: statement} | {each.name: each.text for each in rebuilds}
+    return {CARD: card, **described, **{f"{FOLDER}/{name}": text for name, text in statements.items()}}
 
 
 def _manifest(product: PushedModel, texts: dict[str, str], run: str) -> str:

@@ -1,0 +1,83 @@
+"""The part of a config that a run needs, without the places of this machine: what it takes to make the run again."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from zerolora.config.file import read_written_out
+from zerolora.config.schema import data_folders
+from zerolora.config.values import HUB_ADAPTERS
+from zerolora.errors import printable
+from zerolora.publish.finished import CONFIG, RESULTS, FinishedRun
+
+CONFIG_SECTIONS = ("hardware", "pack", "estimate", "render", "train", "merge", "evaluate", "report")
+"""Sections that every run reads. Judge, export and further tasks are not needed to reproduce a run."""
+ELSEWHERE = "/path/to"
+
+
+def config_of_run(run: FinishedRun) -> dict[str, Any]:
+    """Return the run's part of config/config.yaml, without shorthands."""
+    values = read_written_out(CONFIG)
+    names = _with_origins(run)
+    datasets = {run.resolved.runs[name].dataset for name in names}
+    models = {run.resolved.prepare[name].model for name in datasets}
+    paths = [Path(run.resolved.prepare[name].path) for name in datasets]
+    starts = {run.resolved.runs[name].train.from_adapter for name in names}
+    folders = {
+        name
+        for name, folder in data_folders(run.config.fetch).items()
+        if any(Path(folder).is_relative_to(path) or path.is_relative_to(folder) for path in paths)
+    }
+
+    def uses(source: str, name: str) -> bool:
+        if source in ("data", "package_data"):
+            return f"{source}.{name}" in folders
+        return f"{HUB_ADAPTERS}/{name}" in starts if source == "adapter" else name in models
+
+    used: dict[str, Any] = {key: values[key] for key in CONFIG_SECTIONS if key in values}
+    used["fetch"] = {
+        source: {name: value for name, value in (entries or {}).items() if uses(source, name)}
+        for source, entries in values["fetch"].items()
+    }
+    used["prepare"] = {name: value for name, value in values["prepare"].items() if name in datasets}
+    # A run of a grid or a search is written out, since the other runs need not be finished.
+    for group in ("runs", "continued"):
+        of_group = {
+            name: {key: each for key, each in value.items() if key != "repeats"}
+            for name, value in (values.get(group) or {}).items()
+            if name in names
+        }
+        for name in sorted(names & run.config.expanded_runs.keys()):
+            if run.config.is_continued(name) == (group == "continued"):
+                of_group[name] = run.config.all_runs[name].model_dump(exclude_defaults=True)
+        if of_group or group in values:
+            used[group] = of_group
+    return used
+
+
+def as_yaml(config: dict[str, Any]) -> str:
+    """Return a config as YAML for a page."""
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100)
+    return "\n".join(printable(line) for line in text.splitlines())
+
+
+def _with_origins(run: FinishedRun) -> set[str]:
+    """Return the run, and the runs whose adapters it started from, directly or not."""
+    names, waiting = set(), [run.name]
+    while waiting:
+        names.add(name := waiting.pop())
+        start = run.resolved.runs[name].train.from_adapter
+        before = {each for each in run.resolved.runs if start and Path(start) == RESULTS / each / "adapter"}
+        waiting += before - names
+    return names
+
+
+def without_absolute_paths(value: Any) -> Any:
+    """Return a value in which each absolute path has the place of its directory only."""
+    if isinstance(value, dict):
+        return {key: without_absolute_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_absolute_paths(item) for item in value]
+    absolute = isinstance(value, str) and value.startswith(("/", "~"))
+    return f"{ELSEWHERE}/{Path(value).name}" if absolute else value
