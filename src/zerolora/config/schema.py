@@ -1051,7 +1051,7 @@ class Config(Section):
 
     def shared_by(self, run: str) -> Shared:
         """Return the names of the outputs that a run may share."""
-        return self.expanded_runs[run].shared if run in self.expanded_runs else Shared(run, run, run, run)
+        return self.expanded_runs[run].shared if run in self.expanded_runs else Shared(*(run,) * len(Shared._fields))
 
     @functools.cached_property
     def names_by_owner(self) -> dict[tuple[str, str], list[str]]:

@@ -1,6 +1,5 @@
 """The packed rows of each rank in each step, and the tensors of a micro-batch."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np

@@ -1,4 +1,5 @@
-"""Distillation (arXiv 1503.02531): the probabilities of a teacher, computed once by the stage `teacher`, and the labels."""
+"""Distillation (arXiv 1503.02531): learns from the probabilities of a teacher, which the stage `teacher` computes once,
+and from the labels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ STORED = 4 + 2
 """Bytes of one of the k tokens: its number, and its log-probability in fp16."""
 STORED_BESIDE = 4 + 4
 """Bytes of the rest and of the label, of each supervised token."""
+WINDOW = 1 << 18
+"""Supervised tokens whose values the stage `teacher` writes at a time: 100 MB at k = 64."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,6 +75,10 @@ class Distillation(Objective):
         """Return the bytes beside a chunk's logits: of each of the k tokens its number in 64 bits and eight fp32
         values (benchmarks/memory/trace.py), and at T ≠ 1 a second distribution."""
         return tokens * ((8 + 8 * 4) * self.top_k + 4 * vocabulary * (self.temperature != 1))
+
+    def logit_bytes(self) -> float:
+        """Return the bytes of the second distribution at T ≠ 1: written, read and written twice, read to add it."""
+        return 0.0 if self.temperature == 1 else 9 * 4.0
 
     def row_bytes(self, supervised: int) -> int:
         """Return the bytes on disk of the teacher's values of `supervised` tokens."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from zerolora.config.schema import TrainSection
+    from zerolora.model.fused_kernels import Part
     from zerolora.train.head_loss import HeadLoss
 
 Sequence = dict[str, Any]
@@ -146,8 +147,16 @@ class Objective(ABC):
         """Return the memory for the supervised tokens of a micro-batch and the trained parameters."""
         return AddedMemory()
 
+    def kernels(self, parts: "tuple[Part, ...]") -> "tuple[Part, ...]":
+        """Return the parts of a model that liger-kernel computes under this objective, of those that it could."""
+        return tuple(part for part in parts if part != "loss" or not self.own_head_loss)
+
     def chunk_memory(self, tokens: float, vocabulary: int) -> float:
         """Return the bytes that `head_loss` takes beside the logits of a chunk, [tokens, vocabulary] in fp32."""
+        return 0.0
+
+    def logit_bytes(self) -> float:
+        """Return the bytes that `head_loss` moves for each logit beside those of cross-entropy, for the cost model."""
         return 0.0
 
     def row_bytes(self, supervised: int) -> int:
