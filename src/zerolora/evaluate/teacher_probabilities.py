@@ -7,7 +7,6 @@ their log-probabilities in fp16 and the logarithm of the rest's probability, at 
 log-probability. stats.json has the teacher's loss on the labels.
 """
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 from zerolora.config.compared import compared
 from zerolora.config.settings import TeacherSettings
-from zerolora.data.prepared_rows import IGNORED, kind_of, open_split
+from zerolora.data.prepared_rows import kind_of, open_split
 from zerolora.data.reference_columns import SPLITS
 from zerolora.data.row_columns import RowColumns
 from zerolora.errors import UserError, shown
@@ -37,6 +36,7 @@ from zerolora.train.loss import logits_of, of_logits, token_losses
 from zerolora.train.objectives.distill import IDS, LABEL, LOG_PROBABILITIES, REST, WINDOW
 from zerolora.train.objectives.objective import Sequence, token_counts
 from zerolora.train.objectives.top_k import TopK
+from zerolora.train.teacher_columns import labels_of, unigram_loss
 from zerolora.units import counted, gib
 
 Values = dict[str, np.ndarray]
@@ -113,19 +113,10 @@ def _common_vocabulary(teacher: str, theirs: dict[str, int], data: Path, student
     return max(ours.values()) + 1
 
 
-def unigram_loss(labels: np.ndarray, vocabulary: int) -> float:
-    """Return the mean cross-entropy of labels under their own frequencies: each under those of all others, plus one for
-    each token of the vocabulary."""
-    if not len(labels):
-        return math.log(vocabulary)
-    counts = np.bincount(labels, minlength=vocabulary)
-    return float(np.log((len(labels) - 1 + vocabulary) / counts[labels]).mean())
-
-
 def _labels(rows: Any) -> np.ndarray:
     """Return the labels of all supervised tokens."""
-    parts = [labels[1:][labels[1:] != IGNORED] for labels in _Rows(rows).labels()]
-    return np.concatenate([np.zeros(0, np.int32), *parts])
+    each = RowColumns(rows).rows(range(len(rows)), ("labels",))
+    return np.concatenate([np.zeros(0, np.int32), *map(labels_of, each)])
 
 
 class _Rows:
@@ -144,11 +135,6 @@ class _Rows:
     def sequences(self, numbers: np.ndarray) -> list[Sequence]:
         """Return the sequences of some rows."""
         return list(self.columns.rows(numbers.tolist(), ("input_ids", "labels", "source")))
-
-    def labels(self) -> Iterator[np.ndarray]:
-        """Yield the labels of each row."""
-        for row in self.columns.rows(range(len(self.rows)), ("labels",)):
-            yield row["labels"]
 
 
 class _Teacher:

@@ -1,5 +1,7 @@
 """The values of a teacher as further columns of a data set, and the check that they belong to its tokens."""
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ COMPARED = 1 << 16
 FEWEST = 30
 """The least such tokens: of fewer, a mean says little."""
 ERRORS = 4
-"""Standard errors by which the label beside a token must be the likelier one."""
+"""Standard errors by which the labels beside the tokens must be the likelier ones."""
 
 
 def with_teacher(rows: Any, data: Path, teacher: Path, split: str, objective: Objective) -> Any:
@@ -60,30 +62,54 @@ def _check_settings(stored: Any, teacher: Path, objective: Objective) -> None:
 
 
 def _check_place(rows: Any, supervised: np.ndarray, k: int, vocabulary: int, teacher: Path) -> None:
-    """Raise UserError if the label before or after a token is likelier under the token's values than its own, on
-    average and beyond chance: then they belong to another position."""
+    """Raise UserError if the values of tokens predict the label before or after each of them, and better than its own:
+    then they belong to another position. A poor teacher may repeat its input, but predicts no label."""
     chosen = np.arange(len(rows))[: int(np.searchsorted(np.cumsum(supervised), COMPARED)) + 1]
-    before: list[np.ndarray] = [np.zeros(0)]
-    after: list[np.ndarray] = [np.zeros(0)]
+    own: dict[str, list[np.ndarray]] = {"before": [], "after": []}
+    beside: dict[str, list[np.ndarray]] = {"before": [], "after": []}
+    everything = [np.zeros(0, np.int32)]
     for row in RowColumns(rows).rows(chosen.tolist(), ("labels", IDS, LOG_PROBABILITIES, REST)):
-        labels = row["labels"][1:]
-        labels = labels[labels != IGNORED]
+        labels = labels_of(row)
+        everything.append(labels)
         ids, known = (row[name].reshape(len(labels), -1) for name in (IDS, LOG_PROBABILITIES))
         others = np.maximum(row[REST].astype(np.float64) - np.log(max(1, vocabulary - k)), -100.0)
-
-        def likelihood(of: np.ndarray, at: slice, values: tuple[np.ndarray, ...] = (ids, known, others)) -> np.ndarray:
-            tokens, stored, rest = (each[at] for each in values)
-            matches = tokens == of[:, None]
-            return np.where(matches.any(1), (stored.astype(np.float64) * matches).sum(1), rest)
-
-        for into, at, beside in ((after, slice(0, -1), labels[1:]), (before, slice(1, None), labels[:-1])):
-            into.append(likelihood(labels[at], at) - likelihood(beside, at))
-    for where, gains in (("after", np.concatenate(after)), ("before", np.concatenate(before))):
-        if len(gains) < FEWEST:
+        values = ids, known.astype(np.float64), others
+        for where, at, neighbours in (("after", slice(0, -1), labels[1:]), ("before", slice(1, None), labels[:-1])):
+            of_some = tuple(each[at] for each in values)
+            own[where].append(_likelihood(labels[at], *of_some))
+            beside[where].append(_likelihood(neighbours, *of_some))
+    bound = unigram_loss(np.concatenate(everything), vocabulary)
+    for where in own:
+        ours, theirs = (np.concatenate([np.zeros(0), *each[where]]) for each in (own, beside))
+        if len(ours) < FEWEST:
             continue
-        mean, error = float(gains.mean()), float(gains.std() / np.sqrt(len(gains)))
-        if mean < -ERRORS * error:
+        gains = theirs - ours
+        if gains.mean() > ERRORS * gains.std() / np.sqrt(len(gains)) and -theirs.mean() < bound:
             raise UserError(
-                f"{teacher}: its values belong to other tokens: under those of a supervised token, the label {where} "
-                f"it has a log-probability that is {-mean:.2g} higher than its own; run `{COMMAND}` again"
+                f"{teacher}: its values belong to other tokens: the loss of the labels is {-ours.mean():.3g} under "
+                f"them, and that of the labels {where} these {-theirs.mean():.3g}; run `{COMMAND}` again"
             )
+
+
+def _likelihood(of: np.ndarray, ids: np.ndarray, known: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return the log-probabilities of tokens, [tokens], under stored values; `others` has that of any token outside of
+    the top k."""
+    matches = ids == of[:, None]
+    likelihoods: np.ndarray = np.where(matches.any(1), (known * matches).sum(1), others)
+    return likelihoods
+
+
+def labels_of(row: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the labels of a row's supervised tokens."""
+    labels = row["labels"][1:]
+    supervised: np.ndarray = labels[labels != IGNORED]
+    return supervised
+
+
+def unigram_loss(labels: np.ndarray, vocabulary: int) -> float:
+    """Return the mean cross-entropy of labels under their own frequencies: each under those of all others, plus one for
+    each token of the vocabulary."""
+    if not len(labels):
+        return math.log(vocabulary)
+    counts = np.bincount(labels, minlength=vocabulary)
+    return float(np.log((len(labels) - 1 + vocabulary) / counts[labels]).mean())
