@@ -91,7 +91,7 @@ def _values(objective: Objective, first: int, end: int) -> dict[str, Any]:
     for number in range(4):
         tokens = {column: [1] * (3 + number % 3) for column in objective.columns}
         row: dict[str, Any] = {name: int(torch.randint(2, (1,), generator=generator)) for name in objective.numbers}
-        row |= _of_teacher(objective, 3 + number % 3, generator)
+        row |= teacher_columns(objective, 3 + number % 3)
         sequences.append(objective.sequences({**tokens, "source": 0, **row, "supervised": 3 + number % 3}))
     losses = [torch.rand(len(each["input_ids"]), generator=generator) for row in sequences for each in row]
     logits = [torch.randn(len(each), LEAST_VOCABULARY, generator=generator) for each in losses]
@@ -123,18 +123,20 @@ def _values(objective: Objective, first: int, end: int) -> dict[str, Any]:
     return {name: each.each.detach() for name, each in values.items()} | before
 
 
-def _of_teacher(objective: Objective, tokens: int, generator: Any) -> dict[str, Any]:
-    """Return the columns of a teacher (stage `teacher`) for a row of some supervised tokens, with k = 2."""
+def teacher_columns(objective: Objective, tokens: int, k: int = 2) -> dict[str, Any]:
+    """Return the columns of a teacher (stage `teacher`) for a row of some supervised tokens, of LEAST_VOCABULARY
+    tokens; empty for an objective without one."""
     import torch
 
     from zerolora.train.objectives.distill import IDS, LOG_PROBABILITIES
 
-    logs = torch.randn(tokens, LEAST_VOCABULARY, generator=generator).log_softmax(1).topk(2)
+    draw = torch.Generator().manual_seed(tokens)
+    logs = torch.randn(tokens, max(k, LEAST_VOCABULARY), generator=draw).log_softmax(1).topk(k)
     columns: dict[str, Any] = {
         IDS: logs.indices.int().numpy().ravel(),
         LOG_PROBABILITIES: logs.values.half().numpy().ravel(),
     }
-    beside = (1 - logs.values.exp().sum(1)).log().numpy()
+    beside = (1 - logs.values.exp().sum(1)).clamp_min(0).log().numpy()
     return {name: columns.get(name, beside) for name in objective.of_tokens}
 
 

@@ -1,5 +1,7 @@
 """Distillation on its own: the divergence and its gradient against autograd in fp64, and a teacher's stored values."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -17,6 +19,11 @@ def stored(logits: torch.Tensor, targets: torch.Tensor, k: int, temperature: flo
     """Return what the stage stores of a teacher's logits: ids, log-probabilities in fp16, rest, label."""
     values = TopK(k, temperature, logits.shape[1])(logits.clone(), targets, ALL, False)
     return values[:k].T.int(), values[k : 2 * k].T.half(), values[-2], values[-1]
+
+
+def divergence(teacher: tuple[torch.Tensor, ...], temperature: float, alpha: float) -> Divergence:
+    ids, known, rest, _ = teacher
+    return Divergence(ids, known, rest, temperature, alpha)
 
 
 def expected(
@@ -62,8 +69,8 @@ def test_values_and_gradients_are_those_of_autograd_in_fp64(
     wanted = expected(logits, targets, teacher, temperature, alpha)
     (wanted[0] * each).sum().backward()
     own = [hidden.requires_grad_(), weight.requires_grad_(trained), bias.requires_grad_(trained)]
-    kind = TrainedHeadLoss if trained else ChunkedLoss
-    values = kind.apply(*own, targets, softcap, Divergence(*teacher[:3], temperature, alpha))
+    kind: Any = TrainedHeadLoss if trained else ChunkedLoss
+    values = kind.apply(*own, targets, softcap, divergence(teacher, temperature, alpha))
     (values[0] * each).sum().backward()
     for value, other in zip(values, wanted, strict=True):
         torch.testing.assert_close(value.double(), other.detach(), rtol=2e-5, atol=2e-5)
@@ -79,7 +86,7 @@ def test_the_whole_vocabulary_gives_the_full_divergence() -> None:
     hidden, weight, bias, targets, of_teacher = drawn(2)
     logits = torch.nn.functional.linear(hidden, weight, bias)
     teacher = stored(of_teacher, targets, VOCABULARY, 1.0)
-    _, cross_entropy, kl = of_logits(logits, targets, Divergence(*teacher[:3], 1.0, 0.5))
+    _, cross_entropy, kl = of_logits(logits, targets, divergence(teacher, 1.0, 0.5))
     log_target, log_input = of_teacher.double().log_softmax(1), logits.double().log_softmax(1)
     full = torch.nn.functional.kl_div(log_input, log_target, reduction="none", log_target=True).sum(1)
     torch.testing.assert_close(kl.double(), full, rtol=1e-3, atol=2e-3)
@@ -87,7 +94,7 @@ def test_the_whole_vocabulary_gives_the_full_divergence() -> None:
     torch.testing.assert_close(cross_entropy, of_logits(logits, targets, CROSS_ENTROPY)[0])
     torch.testing.assert_close(-teacher[3], torch.nn.functional.cross_entropy(of_teacher, targets, reduction="none"))
     for temperature, k in ((1.0, VOCABULARY), (1.0, 8), (3.0, 8)):
-        same = Divergence(*stored(logits, targets, k, temperature)[:3], temperature, 0.0)
+        same = divergence(stored(logits, targets, k, temperature), temperature, 0.0)
         _, _, none = of_logits(logits, targets, same)
         assert none.abs().max() < 2e-6
 
@@ -98,7 +105,7 @@ def test_it_is_finite_and_never_negative(seed: int, k: int, scale: float) -> Non
     hidden, weight, bias, targets, of_teacher = drawn(seed, scale)
     logits = torch.nn.functional.linear(hidden, weight, bias)[:40].requires_grad_()
     teacher = stored(of_teacher[:40], targets[:40], k, 1.0)
-    values = of_logits(logits, targets[:40], Divergence(*teacher[:3], 1.0, 0.5))
+    values = of_logits(logits, targets[:40], divergence(teacher, 1.0, 0.5))
     values[0].sum().backward()
     assert values.isfinite().all() and logits.grad is not None and logits.grad.isfinite().all()
     assert values[2].min() > -1e-5

@@ -244,7 +244,7 @@ def test_trials_share_independent_stages(values: dict[str, Any], shared: tuple[s
     """Independent of the keys that the search is over today, which may change."""
     searched = {"searches": {"tune": {"dataset": "rows", "over": {"train.seed": [1]}}}}
     config = Config.model_validate(TINY_CONFIG | searched).with_studies({"tune": Study(trials=[Trial(values=values)])})
-    assert config.shared_by("tune-0") == (*shared, "tune")
+    assert config.shared_by("tune-0") == (*shared, "tune", "tune")
 
 
 @pytest.mark.parametrize(("name", "owner"), [("default", "the run default"), ("data", "another stage")])
@@ -291,7 +291,7 @@ def test_runs_file_for_dvc() -> None:
     actual = yaml.safe_load(text({"sweep": SWEEP, "again": again}))
     pairs = list(itertools.product(("zero0", "zero1"), (2, 8)))
     adapter, data = "results/default/adapter", "results/data/rows/stats.json"
-    none = {"reference": "results/data/rows/mask.json", "referenced": ""}
+    none = {"reference": "results/data/rows/mask.json", "referenced": "", "taught": ""}
     rows = {"sums": "results/tasks/sums.jsonl", "arc": "results/settings/tasks/arc.json"}
     common = {"dataset": "rows", "tasks": [f"results/data/rows/{file}" for file in DATA_FILES]}
     runs = ["default", "again-seed1", *(f"sweep-{strategy}-r{r}" for strategy, r in pairs)]
@@ -308,7 +308,7 @@ def test_runs_file_for_dvc() -> None:
             **{name: {"estimated": name} for name in ("again", "default")},
             **{f"sweep-{strategy}-r{r}": {"estimated": f"sweep-r{r}"} for strategy, r in pairs},
         },
-        "referenced": {},
+        **{"referenced": {}, "taught": {}},
         "runs": {
             "again-seed1": {**common, "start": adapter, **dict.fromkeys(OF_ALL, "again"), **none},
             "default": {**common, "start": data, **dict.fromkeys(OF_ALL, "default"), **none},

@@ -188,6 +188,11 @@ class Shared(NamedTuple):
     taught: str
 
 
+def unshared(name: str) -> Shared:
+    """Return the names for a run that shares its outputs with its repeats alone."""
+    return Shared(name, name, name, name, name)
+
+
 LONGEST = 100  # characters of a directory name
 SHARED_STAGES = Shared("pack", "estimate", "render", "reference", "teacher")
 """The stage that writes each output."""

@@ -23,7 +23,16 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from zerolora.config.grids import Combination, Shared, combinations, mistakes, nested, part_of, shared_names
+from zerolora.config.grids import (
+    Combination,
+    Shared,
+    combinations,
+    mistakes,
+    nested,
+    part_of,
+    shared_names,
+    unshared,
+)
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.objective_sections import ObjectiveSections
 from zerolora.config.row_sections import Better, Wanted
@@ -1028,7 +1037,7 @@ class Config(Section):
         result = {}
         for section, written, run in self._written_runs():
             for name, again in self._repeats(written, run, run.repeats):
-                result[name] = Expanded(section, written, again, Shared(written, written, written, written))
+                result[name] = Expanded(section, written, again, unshared(written))
         for owner, grid in self.grids.items():
             for each in _combinations(owner, grid):
                 shared = shared_names(owner, each.name, each.parts)
@@ -1051,7 +1060,7 @@ class Config(Section):
 
     def shared_by(self, run: str) -> Shared:
         """Return the names of the outputs that a run may share."""
-        return self.expanded_runs[run].shared if run in self.expanded_runs else Shared(*(run,) * len(Shared._fields))
+        return self.expanded_runs[run].shared if run in self.expanded_runs else unshared(run)
 
     @functools.cached_property
     def names_by_owner(self) -> dict[tuple[str, str], list[str]]:

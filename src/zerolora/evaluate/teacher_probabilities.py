@@ -39,6 +39,8 @@ from zerolora.train.objectives.top_k import TopK
 from zerolora.train.teacher_columns import labels_of, unigram_loss
 from zerolora.units import counted, gib
 
+KINDS: dict[str, Any] = {IDS: np.int32, LOG_PROBABILITIES: np.float16, REST: np.float32, LABEL: np.float32}
+"""The type of each column's values."""
 Values = dict[str, np.ndarray]
 """The stored columns of some tokens, one token's values after another's."""
 
@@ -143,6 +145,10 @@ class _Teacher:
     def __init__(self, model: Any, prefixes: bool, values: TopK) -> None:
         self.model, self.prefixes, self.values = model, prefixes, values
 
+    def values_of(self, name: str) -> int:
+        """Return the values of a token in a column."""
+        return self.values.k if name in (IDS, LOG_PROBABILITIES) else 1
+
     def of(self, sequences: list[Sequence]) -> Values:
         """Return the values of all supervised tokens of some sequences."""
         batch = collate([[each] for each in sequences], False, self.model.device, self.prefixes)
@@ -166,9 +172,7 @@ def _write(teacher: _Teacher, rows: Any, file: Path, split: str) -> dict[str, An
     """Write the columns of a split to `file`; return its number of tokens and the teacher's loss on their labels."""
     import pyarrow
 
-    each = {IDS: pyarrow.int32(), LOG_PROBABILITIES: pyarrow.float16(), REST: pyarrow.float32()}
-    each[LABEL] = pyarrow.float32()
-    schema = pyarrow.schema([(name, pyarrow.list_(kind)) for name, kind in each.items()])
+    schema = pyarrow.schema([(name, pyarrow.list_(pyarrow.from_numpy_dtype(kind))) for name, kind in KINDS.items()])
     read, total = _Rows(rows), 0.0
     with (
         pyarrow.OSFile(str(file), "wb") as sink,
@@ -185,7 +189,7 @@ def _write(teacher: _Teacher, rows: Any, file: Path, split: str) -> dict[str, An
             counts = read.supervised[window]
             columns = [
                 pyarrow.ListArray.from_arrays(
-                    pyarrow.array(np.cumsum([0, *(counts * (len(values[name]) // len(label)))]), pyarrow.int32()),
+                    pyarrow.array(np.cumsum([0, *(counts * teacher.values_of(name))]), pyarrow.int32()),
                     pyarrow.array(values[name]),
                 )
                 for name in schema.names
@@ -198,20 +202,14 @@ def _write(teacher: _Teacher, rows: Any, file: Path, split: str) -> dict[str, An
 def _of_window(teacher: _Teacher, read: _Rows, window: np.ndarray, bar: Progress) -> Values:
     """Return the values of the supervised tokens of some rows, in their order."""
     starts = np.cumsum([0, *read.supervised[window]])
-    k, total = teacher.values.k, int(starts[-1])
-    result = {
-        IDS: np.empty(total * k, np.int32),
-        LOG_PROBABILITIES: np.empty(total * k, np.float16),
-        REST: np.empty(total, np.float32),
-        LABEL: np.empty(total, np.float32),
-    }
+    result: Values = {name: np.empty(int(starts[-1]) * teacher.values_of(name), kind) for name, kind in KINDS.items()}
     for batch in frozen_model.batches(read.lengths[window]):
         values = teacher.of(read.sequences(window[batch]))
         ends = np.cumsum(read.supervised[window[batch]])
         for number, end in zip(batch.tolist(), ends.tolist(), strict=True):
             start, first = end - int(read.supervised[window[number]]), int(starts[number])
             for name, into in result.items():
-                width = len(values[name]) // len(values[LABEL])
+                width = teacher.values_of(name)
                 into[first * width : (first + end - start) * width] = values[name][start * width : end * width]
         bar.update(len(batch))
     return result
