@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from zerolora.train.head_loss import CROSS_ENTROPY
 from zerolora.train.loss import ChunkedLoss, TrainedHeadLoss, of_logits
-from zerolora.train.objectives.top_k import Divergence, TopK
+from zerolora.train.top_k import Divergence, TopK
 
 TOKENS, HIDDEN, VOCABULARY = 600, 16, 53  # of which a chunk has 256 tokens
 ALL = slice(None)

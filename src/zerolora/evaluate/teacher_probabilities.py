@@ -35,8 +35,8 @@ from zerolora.train.feed import collate
 from zerolora.train.loss import logits_of, of_logits, token_losses
 from zerolora.train.objectives.distill import IDS, LABEL, LOG_PROBABILITIES, REST, WINDOW
 from zerolora.train.objectives.objective import Sequence, token_counts
-from zerolora.train.objectives.top_k import TopK
 from zerolora.train.teacher_columns import labels_of, unigram_loss
+from zerolora.train.top_k import TopK
 from zerolora.units import counted, gib
 
 KINDS: dict[str, Any] = {IDS: np.int32, LOG_PROBABILITIES: np.float16, REST: np.float32, LABEL: np.float32}

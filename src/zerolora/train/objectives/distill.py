@@ -40,7 +40,7 @@ class Distillation(Objective):
 
     def head_loss(self, batch: Mapping[str, Any]) -> "HeadLoss":
         """Return the loss of a micro-batch's tokens."""
-        from zerolora.train.objectives.top_k import Divergence
+        from zerolora.train.top_k import Divergence
 
         of_tokens = batch[OF_TOKENS]
         rest = of_tokens[REST]
@@ -68,8 +68,10 @@ class Distillation(Objective):
         )
 
     def memory(self, supervised: int, trained: int) -> AddedMemory:
-        """Return the bytes of the teacher's values, of the values of each token, and of their gradient."""
-        return AddedMemory(activations=(STORED * self.top_k + STORED_BESIDE + 12 + 16) * supervised)
+        """Return the bytes of the teacher's values and of the head's three, and of their gradients and the teacher's
+        losses (benchmarks/memory/trace.py)."""
+        of_teacher = STORED * self.top_k + STORED_BESIDE
+        return AddedMemory(activations=16 * supervised, batch=(of_teacher + 12) * supervised)
 
     def chunk_memory(self, tokens: float, vocabulary: int) -> float:
         """Return the bytes beside a chunk's logits: of each of the k tokens its number in 64 bits and eight fp32
