@@ -106,10 +106,9 @@ class TrainingSpec:
     def chunk_of_objective(self, model: ModelSpec) -> float:
         """Return the bytes that the objective's own head loss takes beside the logits of a chunk (train/loss.py)."""
         tokens = self.micro_batch * (self.logits or self.own_length)
-        whole = self.loss != "fused"
-        return self.objective.chunk_memory(
-            tokens if whole else min(tokens, chunk_size(tokens, model.hidden, model.vocabulary)), model.vocabulary
-        )
+        if self.loss == "fused":
+            tokens = min(tokens, chunk_size(tokens, model.hidden, model.vocabulary))
+        return self.objective.chunk_memory(tokens, model.vocabulary, self.width)
 
     def saved_by_packing(self, model: ModelSpec) -> float:
         """Return by how many weights of the run's precision quantization makes the base model smaller, without

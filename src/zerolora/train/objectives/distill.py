@@ -71,12 +71,13 @@ class Distillation(Objective):
         """Return the bytes of the teacher's values and of the head's three, and of their gradients and the teacher's
         losses (benchmarks/memory/trace.py)."""
         of_teacher = STORED * self.top_k + STORED_BESIDE
-        return AddedMemory(activations=16 * supervised, batch=(of_teacher + 12) * supervised)
+        return AddedMemory(activations=18 * supervised, batch=(of_teacher + 12) * supervised)
 
-    def chunk_memory(self, tokens: float, vocabulary: int) -> float:
+    def chunk_memory(self, tokens: float, vocabulary: int, width: int) -> float:
         """Return the bytes beside a chunk's logits: of each of the k tokens its number in 64 bits and eight fp32
-        values (benchmarks/memory/trace.py), and at T ≠ 1 a second distribution."""
-        return tokens * ((8 + 8 * 4) * self.top_k + 4 * vocabulary * (self.temperature != 1))
+        values, and at T ≠ 1 a second distribution; they are gone before the copy of the gradient in `width` bytes."""
+        own = (8 + 8 * 4) * self.top_k + 4 * vocabulary * (self.temperature != 1)
+        return tokens * max(0, own - vocabulary * width * (width < 4))
 
     def logit_bytes(self) -> float:
         """Return the bytes of the second distribution at T ≠ 1: written, read and written twice, read to add it."""

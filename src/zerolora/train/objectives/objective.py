@@ -153,8 +153,9 @@ class Objective(ABC):
         """Return the parts of a model that liger-kernel computes under this objective, of those that it could."""
         return tuple(part for part in parts if part != "loss" or not self.own_head_loss)
 
-    def chunk_memory(self, tokens: float, vocabulary: int) -> float:
-        """Return the bytes that `head_loss` takes beside the logits of a chunk, [tokens, vocabulary] in fp32."""
+    def chunk_memory(self, tokens: float, vocabulary: int, width: int) -> float:
+        """Return the bytes that `head_loss` takes beyond those of cross-entropy for the logits of a chunk, [tokens,
+        vocabulary], with weights of `width` bytes."""
         return 0.0
 
     def logit_bytes(self) -> float:
