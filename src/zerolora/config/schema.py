@@ -472,7 +472,8 @@ class TrainSection(MethodSections, ObjectiveSections):
     """Training method (docs/methods.md): lora, dora, qlora, qdora, ia3, vera, or full for all weights."""
     objective: ObjectiveName = "sft"
     """Training objective (docs/training.md): sft = next-token loss on the supervised tokens; dpo, ipo, simpo and orpo
-    compare a chosen with a rejected answer; kto learns from answers that are each desirable or not."""
+    compare a chosen with a rejected answer; kto learns from answers that are each desirable or not; distill learns from
+    the probabilities of a teacher."""
     from_adapter: Text | None = None
     """Adapter directory to continue training from: results/<run>/adapter of another run, resources/adapters/<name> of
     fetch.adapter, or your own. Required for runs in `continued`, not allowed in others."""
@@ -550,7 +551,7 @@ class Train(TrainSection):
     """Training with DeepSpeed, DDP or FSDP."""
 
     learning_rate: Annotated[float, Field(gt=0)] | None = None
-    """Peak learning rate. Default: 2e-4 for sft, 5e-5 for orpo, 5e-6 for dpo, ipo, simpo and kto; a tenth of that for
+    """Peak learning rate. Default: 2e-4 for sft and distill, 5e-5 for orpo, 5e-6 for dpo, ipo, simpo and kto; a tenth of that for
     method full, ten times for ia3 and vera. `zerolora init` writes one for the model's size (docs/methods.md)."""
     validation_tasks: Annotated[list[Name], Field(max_length=MOST_VALIDATION_TASKS)] = []
     """Tasks of tasks.rows to evaluate at each validation, with choices or generated answers; at most 3

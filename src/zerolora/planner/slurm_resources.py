@@ -7,7 +7,7 @@ training's with the choice; those of other stages are computed from their input 
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from zerolora.config.method_sections import Quantization
 from zerolora.config.settings import EvaluateSettings, ReferenceSettings, RenderSettings, TeacherSettings
@@ -201,44 +201,72 @@ def referring(
 
     Raises UserError if a stage's file is missing.
     """
-    # With the passes of other sequences.
-    passes = 1 + OBJECTIVES[run.objective].forwards_before
-    return _scoring(settings.precision, settings.quantization, model, data, run, passes, gpus_per_node)
+    spec, statistics = read_model_spec(model), read_json(data / "stats.json", "zerolora stage prepare")
+    tokens, longest = _tokens(statistics), statistics["longest_row"]
+    tokens *= 1 + OBJECTIVES[run.objective].forwards_before  # of other sequences
+    return _scoring(
+        spec, _weight_bytes(model), settings.precision, settings.quantization, tokens, longest, run, gpus_per_node
+    )
 
 
 def teaching(
     settings: TeacherSettings, model: Path, data: Path, run: RenderSettings, gpus_per_node: int | None = None
 ) -> Resources:
-    """Return the resources of `teacher`, which are those of `reference` for the teacher's model, and of writing its
-    values.
+    """Return the resources of `teacher`, as those of `reference` for the teacher's model.
 
     Raises UserError if a stage's file is missing.
     """
     statistics = read_json(data / "stats.json", "zerolora stage prepare")
-    supervised = sum(statistics[f"{split}_supervised_tokens"] for split in ("train", "validation"))
+    supervised = _tokens(statistics, "supervised_tokens")
+    return of_teacher(
+        read_model_spec(model),
+        _weight_bytes(model),
+        settings,
+        _tokens(statistics),
+        supervised,
+        statistics["longest_row"],
+        run,
+        gpus_per_node,
+    )
+
+
+def of_teacher(
+    spec: ModelSpec,
+    stored: int,
+    settings: TeacherSettings,
+    tokens: int,
+    supervised: int,
+    longest: int,
+    run: RenderSettings,
+    gpus_per_node: int | None = None,
+) -> Resources:
+    """Return the resources of `teacher` for a model of `stored` bytes and rows of `tokens` tokens, of which `supervised`
+    are supervised: a pass over all, and writing its values."""
     objective = OBJECTIVES[run.objective].configured({"top_k": settings.top_k})
     held = WINDOW_COPIES * objective.row_bytes(min(supervised, WINDOW))
-    return _scoring(settings.precision, None, model, data, run, 1, gpus_per_node, held, objective.row_bytes(supervised))
+    written = objective.row_bytes(supervised)
+    return _scoring(spec, stored, settings.precision, None, tokens, longest, run, gpus_per_node, held, written)
+
+
+def _tokens(statistics: dict[str, Any], name: str = "tokens") -> int:
+    return sum(int(statistics[f"{split}_{name}"]) for split in ("train", "validation"))
 
 
 def _scoring(
+    spec: ModelSpec,
+    stored: int,
     precision: Precision,
     quantization: Quantization | None,
-    model: Path,
-    data: Path,
+    tokens: int,
+    longest: int,
     run: RenderSettings,
-    passes: int,
     gpus_per_node: int | None,
     held_beside: int = 0,
     written: int = 0,
 ) -> Resources:
-    """Return the resources of forward passes over all training and validation rows, of which the host holds and the
-    disk gets some bytes."""
-    spec, statistics = read_model_spec(model), read_json(data / "stats.json", "zerolora stage prepare")
-    stored, on_gpu = _weight_bytes(model), run.device == "cuda"
-    tokens = passes * sum(statistics[f"{split}_tokens"] for split in ("train", "validation"))
-    longest = max(1, statistics["longest_row"])
-    width = BYTES[precision]
+    """Return the resources of forward passes over `tokens` tokens, of which the host holds and the disk gets some
+    bytes."""
+    on_gpu, longest, width = run.device == "cuda", max(1, longest), BYTES[precision]
     weights = loaded_bytes(spec, width, quantization)
     together = max(1, EVALUATION_TOKENS // longest)
     working = evaluation(spec, ForwardSpec(together, longest, width, "sdpa", True, False, "full", longest), NOTHING)

@@ -42,7 +42,8 @@ def with_teacher(rows: Any, data: Path, teacher: Path, split: str, objective: Ob
         if name not in columns.column_names or not np.array_equal(token_counts(columns, name), width * supervised):
             raise UserError(f"{teacher}: has not {width} values of {name} a supervised token; run `{COMMAND}` again")
     joined = concatenate_datasets([rows, columns], axis=1)
-    _check_place(joined, supervised, manifest["k"], manifest["vocabulary"], teacher)
+    if len(rows):  # datasets joins no columns of an empty split
+        _check_place(joined, supervised, manifest["k"], manifest["vocabulary"], teacher)
     return joined
 
 
