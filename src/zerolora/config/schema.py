@@ -551,8 +551,9 @@ class Train(TrainSection):
     """Training with DeepSpeed, DDP or FSDP."""
 
     learning_rate: Annotated[float, Field(gt=0)] | None = None
-    """Peak learning rate. Default: 2e-4 for sft and distill, 5e-5 for orpo, 5e-6 for dpo, ipo, simpo and kto; a tenth of that for
-    method full, ten times for ia3 and vera. `zerolora init` writes one for the model's size (docs/methods.md)."""
+    """Peak learning rate. Default: 2e-4 for sft and distill, 5e-5 for orpo, 5e-6 for dpo, ipo, simpo and kto; a tenth
+    of that for method full, ten times for ia3 and vera. `zerolora init` writes one for the model's size
+    (docs/methods.md)."""
     validation_tasks: Annotated[list[Name], Field(max_length=MOST_VALIDATION_TASKS)] = []
     """Tasks of tasks.rows to evaluate at each validation, with choices or generated answers; at most 3
     (docs/tasks.md)."""

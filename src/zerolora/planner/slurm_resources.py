@@ -240,8 +240,8 @@ def of_teacher(
     run: RenderSettings,
     gpus_per_node: int | None = None,
 ) -> Resources:
-    """Return the resources of `teacher` for a model of `stored` bytes and rows of `tokens` tokens, of which `supervised`
-    are supervised: a pass over all, and writing its values."""
+    """Return the resources of `teacher` for a model of `stored` bytes and rows of `tokens` tokens, of which some are
+    `supervised`: a pass over all, and writing its values."""
     objective = OBJECTIVES[run.objective].configured({"top_k": settings.top_k})
     held = WINDOW_COPIES * objective.row_bytes(min(supervised, WINDOW))
     written = objective.row_bytes(supervised)
