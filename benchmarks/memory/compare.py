@@ -128,7 +128,9 @@ def of_objectives() -> list[dict[str, Any]]:
     batch: dict[str, Any] = {"method": "lora", "layers": FEW_LAYERS, "micro_batch": 1, "length": 2048, "r": 8}
     batch |= {"precision": "bf16", "dropout": 0.0, "attention": "flash", "loss": "fused"}
     result = []
-    for (place, objective), (number, model) in itertools.product(enumerate(OTHER_OBJECTIVES), enumerate(WITH_OBJECTIVES)):
+    for (place, objective), (number, model) in itertools.product(
+        enumerate(OTHER_OBJECTIVES), enumerate(WITH_OBJECTIVES)
+    ):
         for supervised in (few, many):
             strategy = ("ddp", "zero2", "zero3")[(place + number + (supervised == many)) % 3]
             case = {"model": model, "objective": objective, "strategy": strategy, "logits": supervised}

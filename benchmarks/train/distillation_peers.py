@@ -52,21 +52,29 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         task = Task(Path(name), options)
         runs: dict[str, list[dict[str, float]]] = {OURS: [], "TRL": [], f"TRL, {KERNELS}": []}
-        for contestant in turns(runs, options.rounds):
+        result = about("cpu", ("trl",)) | {"rows": ROWS, "top_k": TOP_K, "layers": options.layers, **task.counts}
+        for number, contestant in enumerate(turns(runs, options.rounds), 1):
             runs[contestant].append(ours(task) if contestant == OURS else trl(task, KERNELS in contestant))
             print(contestant, runs[contestant][-1], flush=True)
-        result = about("cpu", ("trl",)) | {"rows": ROWS, "top_k": TOP_K, "layers": options.layers, **task.counts}
-        speed = {
+            if number % len(runs) == 0:
+                write_json(options.output, result | compared(task, runs))
+
+
+def compared(task: "Task", runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Return the figures of all contestants, and how many times as many CPU seconds the others take."""
+    own, *others = runs
+    return {
+        "contestants": {name: summary(task, each) for name, each in runs.items()},
+        "speed": {
             name: by_round(
-                [other["cpu_seconds"] / own["cpu_seconds"] for other, own in zip(each, runs[OURS], strict=True)]
+                [
+                    theirs["cpu_seconds"] / ours["cpu_seconds"]
+                    for theirs, ours in zip(runs[name], runs[own], strict=True)
+                ]
             )
-            for name, each in runs.items()
-            if name != OURS
-        }
-        write_json(
-            options.output,
-            result | {"contestants": {name: summary(task, each) for name, each in runs.items()}, "speed": speed},
-        )
+            for name in others
+        },
+    }
 
 
 def summary(task: "Task", runs: list[dict[str, float]]) -> dict[str, Any]:

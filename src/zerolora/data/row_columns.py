@@ -1,7 +1,7 @@
 """Reads rows of a prepared split as numpy arrays, which are views of the memory-mapped file.
 
-`datasets` decodes each token to a Python integer: a batch of 64 rows takes it a hundred times as long
-(benchmarks/train/feeding.py).
+`datasets` decodes each token to a Python integer, which takes 16 times as long, and with the values of a teacher 600
+times (benchmarks/train/feeding.py).
 """
 
 import functools
