@@ -79,6 +79,8 @@ class Rows(Pairs):  # type: ignore[misc]
 
     def __init__(self, folder: Path, model: Path, objective: str, steps: int) -> None:
         self.objective: dict[str, Any] = {"objective": objective}
+        if OBJECTIVES[objective].taught:
+            self.objective[objective] = {"teacher": "model"}
         self.probed = read_json(folder.parent / "probe.json", "zerolora probe")
         folder.mkdir()
         rows = as_rows(OBJECTIVES[objective].rows, steps * PAIRS * RANKS)
@@ -90,7 +92,6 @@ class Rows(Pairs):  # type: ignore[misc]
         if OBJECTIVES[objective].reference:
             self.reference()
         if OBJECTIVES[objective].taught:
-            self.objective |= {objective: {"teacher": "model"}}
             self.teach()
 
     def teach(self) -> None:
