@@ -190,7 +190,7 @@ def trl_in_this_process(settings: dict[str, Any]) -> dict[str, float]:
     ends: list[float] = []
     peaks: list[int] = []
 
-    class Watch(TrainerCallback):  # type: ignore[misc]
+    class Watch(TrainerCallback):
         def on_epoch_end(self, *_: Any, **__: Any) -> None:
             ends.append(time.process_time())
             peaks.append(psutil.Process().memory_info().rss)

@@ -23,7 +23,7 @@ from zerolora.data.prepared_rows import IGNORED, open_split
 from zerolora.data.row_columns import RowColumns
 from zerolora.errors import UserError
 from zerolora.evaluate import teacher_probabilities
-from zerolora.files import MANIFEST, describe, write_json
+from zerolora.files import MANIFEST, describe, sha256, write_json
 from zerolora.model.manifest import located
 from zerolora.train.feed import collate, packed_row
 from zerolora.train.head_loss import CROSS_ENTROPY
@@ -272,7 +272,7 @@ def written(tmp_path: Path) -> Callable[..., tuple[Any, Path, Path]]:
         for folder in (data, teacher):
             folder.mkdir(exist_ok=True)
         write_json(data / MANIFEST, {"files": {}})
-        origin = teacher_probabilities.sha256(data / MANIFEST)
+        origin = sha256(data / MANIFEST)
         table = pyarrow.Table.from_pylist(columns)
         with pyarrow.ipc.new_stream(str(teacher / "train.arrow"), table.schema) as writer:
             writer.write_table(table)

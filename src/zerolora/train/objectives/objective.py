@@ -38,12 +38,12 @@ class AddedMemory(NamedTuple):
 
     activations: float = 0.0
     """From its loss in the forward pass to that loss's backward pass."""
-    batch: float = 0.0
-    """On the device throughout a micro-batch."""
     states: float = 0.0
     """On the device throughout training."""
     host: float = 0.0
     """On the host throughout training."""
+    batch: float = 0.0
+    """On the device throughout a micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
