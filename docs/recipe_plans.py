@@ -132,15 +132,15 @@ def written(name: str, text: str, planned: dict[str, Candidate | str]) -> str:
 
 def _teaching(teacher: Path, settings: RunSettings) -> str:
     """Return the plan of the stage `teacher` for PRICED tokens, half of them supervised."""
-    assert settings.teacher and settings.pack.capacity
     spec, supervised = read_model_spec(teacher), PRICED // 2
-    stored = spec.parameters * 2
-    longest = settings.pack.capacity
-    needs = of_teacher(spec, stored, settings.teacher, PRICED, supervised, longest, settings.render)
+    chosen, longest = settings.teacher, settings.pack.capacity
+    if chosen is None or longest is None:
+        raise ValueError("the run has no teacher, or no packed rows")
+    needs = of_teacher(spec, 2 * spec.parameters, chosen, PRICED, supervised, longest, settings.render)
     objective = OBJECTIVES[settings.train.objective].configured(settings.render.objective_settings)
     text = (
-        f"The stage `teacher`, for {PRICED // 10**6} million tokens, once for all runs and epochs: {needs['gpus']} GPUs "
-        f"for {needs['seconds'] / 3600:.1f} hours, {needs['host_bytes'] / GIB:.0f} GiB of host memory while it loads, "
+        f"The stage `teacher`, for {PRICED // 10**6} million tokens, once for all runs and epochs: {needs['gpus']} "
+        f"GPUs for {needs['seconds'] / 3600:.1f} hours, {needs['host_bytes'] / GIB:.0f} GiB of host memory while it loads, "
         f"and {objective.row_bytes(supervised) / GIB:.2f} GiB on disk, {objective.row_bytes(1)} bytes for each "
         "supervised token."
     )
