@@ -140,8 +140,8 @@ def _teaching(teacher: Path, settings: RunSettings) -> str:
     objective = OBJECTIVES[settings.train.objective].configured(settings.render.objective_settings)
     text = (
         f"The stage `teacher`, for {PRICED // 10**6} million tokens, once for all runs and epochs: {needs['gpus']} "
-        f"GPUs for {needs['seconds'] / 3600:.1f} hours, {needs['host_bytes'] / GIB:.0f} GiB of host memory while it loads, "
-        f"and {objective.row_bytes(supervised) / GIB:.2f} GiB on disk, {objective.row_bytes(1)} bytes for each "
+        f"GPUs for {needs['seconds'] / 3600:.1f} hours, {needs['host_bytes'] / GIB:.0f} GiB of host memory while it "
+        f"loads, and {objective.row_bytes(supervised) / GIB:.2f} GiB on disk, {objective.row_bytes(1)} bytes for each "
         "supervised token."
     )
     return textwrap.fill(text, 125, break_on_hyphens=False)
