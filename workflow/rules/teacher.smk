@@ -7,7 +7,10 @@ rule teacher:
     output:
         manifest="results/{taught}/teacher/manifest.json",
         others=multiext(
-            "results/{taught}/teacher/", "stats.json", "train.arrow", "validation.arrow"
+            "results/{taught}/teacher/",
+            "stats.json",
+            "train.arrow",
+            "validation.arrow",
         ),
     log:
         "results/logs/teacher/{taught}.log",
