@@ -99,6 +99,7 @@ LONG_FILES = (
     "test_schedulers",
     "test_grids",
     "test_searches",
+    "test_bisect",
     "test_hosts",
     "test_compile",
     "test_engine_sync",

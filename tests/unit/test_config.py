@@ -47,6 +47,8 @@ def edited(dotted: str, value: Any) -> dict[str, Any]:
     return config
 
 
+SAMPLED: dict[str, Any] = {"of": {"run": "default"}}
+SERVED: dict[str, Any] = {"of": {"served": {"address": "https://models.example/v1", "model": "a"}}, "dataset": "rows"}
 GPU = {"device": "cuda", "gpus_per_node": 2, "gpu_memory": "16GiB", "compute_capability": 7.0}
 
 
@@ -433,6 +435,21 @@ MISTAKES = [
     ("train.nodes", 2, ["train.nodes", "2 nodes of 1", "use 1 or less"]),
     ("evaluate.vllm_python", "python", ["evaluate.vllm_python", "set engine: vllm"]),
     ("evaluate", {"engine": "vllm", "ranks": 2}, ["evaluate.ranks", "2 with engine: vllm", "use 1"]),
+    ("samples.own", {"of": {"run": "defalt"}}, ["samples.own.of.run", "'defalt' is not a run; use one of default"]),
+    ("samples.own", {"of": {"base": True}}, ["samples.own.dataset", "is not set, and only a run has one"]),
+    ("samples.own", {"of": {"base": True}, "dataset": "row"}, ["samples.own.dataset", "'row'", "use one of rows"]),
+    ("samples.own", {"of": {}}, ["samples.own.of", "has none of its keys", "give one of run: NAME"]),
+    ("samples.own", SAMPLED | {"temperature": 0.0}, ["samples.own.n", "4 with temperature 0", "all the same", "use 1"]),
+    ("samples.own", SAMPLED | {"split": "test"}, ["samples.own.split", "no such key"]),
+    ("samples.own", SAMPLED | {"vllm_python": "python"}, ["samples.own.vllm_python", "set engine: vllm"]),
+    ("samples.own", SAMPLED | {"engine": "vllm", "ranks": 2}, ["samples.own.ranks", "2 with engine: vllm", "use 1"]),
+    ("samples.own", SERVED | {"ranks": 2}, ["samples.own.ranks", "2 with a served model", "remove it"]),
+    (
+        "samples.own",
+        {"of": {"served": {"address": "http://models.example", "model": "a"}}},
+        ["of.served.address", "http"],
+    ),
+    ("selections.right", {"samples": "own"}, ["selections.right.samples", "'own' is not in samples"]),
     ("hardware", GPU | {"gpu_memory": "16"}, ["hardware.gpu_memory", "'16'", "80GiB"]),
     ("hardware", {"device": "cuda"}, ["hardware", "gpu_memory"]),
     ("hardware", {"device": "cpu", "gpus_per_node": 1}, ["gpus_per_node 1", "device cpu"]),

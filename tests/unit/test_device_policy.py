@@ -68,7 +68,7 @@ def test_each_stage_loads_the_model_on_its_device(models: SimpleNamespace, monke
     for started in (
         lambda: asked_task.loaded(model, models.data),
         lambda: merged_logits.of_base(model, models.data, []),
-        lambda: ranks.load_for(settings(), models.data, model, []),
+        lambda: ranks.load_for(settings(), models.data, model, 1),
     ):
         with pytest.raises(LookupError):
             started()

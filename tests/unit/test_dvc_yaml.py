@@ -10,7 +10,7 @@ from zerolora.config import dvc_file
 from zerolora.config.stages import STAGES
 
 TEXT = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
-LINES = 250
+LINES = 290
 
 
 def stages() -> dict[str, Any]:

@@ -19,8 +19,8 @@ from loopback_judge import Judge, Messages, fair, judging
 from zerolora.config.settings import JudgeSettings
 from zerolora.errors import UserError
 from zerolora.judge.asking import ask_all, price, tokens_of
-from zerolora.judge.endpoint import ATTEMPTS, Endpoint
-from zerolora.judge.judge import publish
+from zerolora.judge.endpoint import ATTEMPTS
+from zerolora.judge.judge import judge_endpoint, publish
 from zerolora.judge.metrics import TIE, interval, metrics, outcome, rating, winner
 from zerolora.judge.prompts import BASE, TUNED, JudgeQuestion, JudgeRequest, read_questions, requests
 from zerolora.judge.work_file import WorkFile
@@ -43,7 +43,7 @@ def settings_of(judge: Judge, **changed: Any) -> JudgeSettings:
 def asked(judge: Judge, work: Path, waits: list[float] | None = None, **changed: Any) -> list[dict[str, Any]]:
     settings = settings_of(judge, **changed)
     slept = [] if waits is None else waits
-    with Endpoint(settings, {"JUDGE_KEY": KEY}, slept.append) as endpoint:
+    with judge_endpoint(settings, {"JUDGE_KEY": KEY}, sleep=slept.append) as endpoint:
         return ask_all(requests(QUESTIONS, ANSWERS), endpoint, settings, WorkFile(work / "verdicts.jsonl"))
 
 
@@ -255,7 +255,7 @@ def test_missing_server_is_one_line(tmp_path: Path) -> None:
 def test_unset_or_invalid_values_are_named(changed: dict[str, Any], environment: dict[str, str], said: str) -> None:
     known = {"endpoint": "http://localhost:1", "model": "judge"}
     with pytest.raises(UserError, match=said) as error:
-        Endpoint(JudgeSettings(**{**known, **changed}), environment)
+        judge_endpoint(JudgeSettings(**{**known, **changed}), environment)
     assert "a\nb" not in str(error.value)
 
 

@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"commands"},
-    {"chatting", "testing"},
+    {"chatting", "testing", "bisect"},
     {"memory.command", "check", "publish", "imports", "search", "first_config"},
     {
         "config.file",
@@ -33,6 +33,7 @@ LAYERS: list[set[str]] = [
         "config.resolve",
         "config.runs_file",
     },
+    {"sample", "select"},
     {"probe", "judge", "evidence"},
     {"report"},
     {"export"},

@@ -14,12 +14,14 @@ from zerolora.check.rehearsal import faults
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 
+LONG = {"of": {"run": "default"}, "max_new_tokens": 600}
 MISTAKES: list[tuple[str, Any, str, str]] = [
     ("train.lora.targets", ["q_projj"], "render@default", "train.lora.targets: 'q_projj' is not in the model"),
     ("train.global_batch", 10**6, "render@default", "train.global_batch is 1000000, but train.epochs"),
     ("prepare.rows.max_length", 16, "prepare@rows", "rows.json:2: has 5"),
     ("prepare.rows.split", {"validation": 100, "test": 1}, "prepare@rows", "rows.json: has 20 rows, and split takes"),
     ("prepare.rows.path", "empty.json", "prepare@rows", "empty.json: has 0 rows"),
+    ("samples", {"own": LONG}, "sample@own", "samples.own.max_new_tokens: 600, and with the longest prompt, of 2"),
     ("fetch.directory.tiny.path", "none", "fetch@tiny", "none: there is no such directory"),
 ]
 

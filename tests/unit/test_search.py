@@ -273,13 +273,13 @@ def test_signal_while_the_command_starts_is_forwarded() -> None:
     """Otherwise the engine would outlive the search."""
     script = """
 import os, subprocess
-from zerolora.search.rounds import _run
+from zerolora.search.rounds import run_to_end
 start = subprocess.Popen
 def interrupted(command):
     os.kill(os.getpid(), 15)
     return start(command)
 subprocess.Popen = interrupted
-print(_run(["sleep", "20"]))
+print(run_to_end(["sleep", "20"])[0])
 """
     search = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=600)
     assert search.stdout == f"{-signal.SIGTERM}\n"
@@ -289,7 +289,7 @@ print(_run(["sleep", "20"]))
 def test_signal_lets_the_command_end_itself(asked: signal.Signals) -> None:
     """So an engine can save a checkpoint. Ctrl-C reaches the whole group; the search forwards SIGTERM."""
     engine = "trap 'sleep 0.5; exit 7' INT TERM; echo runs; sleep 20 & wait"
-    script = f"from zerolora.search.rounds import _run; print(_run(['sh', '-c', {engine!r}]))"
+    script = f"from zerolora.search.rounds import run_to_end; print(run_to_end(['sh', '-c', {engine!r}])[0])"
     with subprocess.Popen(
         [sys.executable, "-c", f"import signal; signal.signal(2, signal.default_int_handler); {script}"],
         stdout=subprocess.PIPE,

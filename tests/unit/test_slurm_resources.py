@@ -16,7 +16,8 @@ from test_render import settings_of
 
 from zerolora.compat.slurm_executor_patches import gpus_of_each_node
 from zerolora.config.method_sections import Quantization
-from zerolora.config.settings import EvaluateSettings, ReferenceSettings
+from zerolora.config.sample_sections import Served
+from zerolora.config.settings import EvaluateSettings, ReferenceSettings, SampleSettings
 from zerolora.files import MANIFEST, canonical, describe, write_json
 from zerolora.memory.reserve import SHARE, with_headroom
 from zerolora.merge import stream
@@ -35,6 +36,7 @@ from zerolora.planner.slurm_resources import (
     preparing,
     referring,
     reporting,
+    sampling,
 )
 from zerolora.tensor_file import write_shapes
 from zerolora.types import Precision
@@ -115,6 +117,13 @@ def test_evaluation_requests_a_gpu_that_holds_the_model(tmp_path: Path) -> None:
     assert both["minutes"] > on_cpu["minutes"]
     few = evaluating(EVALUATE.model_copy(update={"rows": 50}), model, data, settings_of(**cpu))
     assert few["seconds"] < on_cpu["seconds"] / 2
+    sampled = SampleSettings.model_validate({"of": {"base": True}, "dataset": "rows", "n": 2, "max_new_tokens": 32})
+    twice = sampling(sampled, model, 100, 60, settings_of(gpu_memory=80 * GIB))
+    assert (twice["gpus"], sampling(sampled, model, 100, 60, settings_of(**cpu))["gpus"]) == (1, 0)
+    assert twice["seconds"] < sampling(sampled, model, 400, 60, settings_of(gpu_memory=80 * GIB))["seconds"]
+    served = sampled.of.model_copy(update={"base": None, "served": Served(address="http://localhost:1", model="a")})
+    asked = sampling(sampled.model_copy(update={"of": served}), model, 100, 60, settings_of(gpu_memory=80 * GIB))
+    assert asked["gpus"] == 0 and asked["host_bytes"] < on_gpu["host_bytes"] / 10
 
 
 def test_merging_requests_cover_blocks_and_process() -> None:

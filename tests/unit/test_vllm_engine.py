@@ -168,7 +168,7 @@ def test_failing_rank_ends_the_others(tmp_path: Path) -> None:
     ranks = [_rank("sleep 60"), _rank(failing)]
     started = time.monotonic()
     with pytest.raises(UserError, match="evaluate: rank ended with exit code 3; see its log"):
-        wait_for(ranks, kept)
+        wait_for(ranks, kept.folder, kept.rows)
     assert time.monotonic() - started < 10
     assert [each.process.returncode for each in ranks] == [-9, 3]
     assert kept_in(kept.folder) == {0: Answer("before", 1), 2: Answer("now", 1)} and kept.left() == [1, 3]
@@ -177,9 +177,8 @@ def test_failing_rank_ends_the_others(tmp_path: Path) -> None:
 def test_one_progress_bar_for_all_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = KeptAnswers(tmp_path, "key", 3)
     (kept.folder / "rank0.jsonl").write_text('[0, "before", 1]\n[1, "cut')
-    wait_for(
-        [_rank(f"sleep 0.3; printf '\\n[{n}, \"now\", 1]\\n' >> {kept.folder}/rank{n % 2}.jsonl") for n in (1, 2)], kept
-    )
+    script = "sleep 0.3; printf '\\n[{0}, \"now\", 1]\\n' >> {1}/rank{0}.jsonl"
+    wait_for([_rank(script.format(n, kept.folder)) for n in (1, 2)], kept.folder, kept.rows)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line]
     assert line.startswith("answer 3/3") and "rows/s" in line
 

@@ -23,16 +23,21 @@ from engines import (
 from loopback_judge import judging
 
 from zerolora.config.schema import Config, Fetch, HarnessTask, TaskRows
+from zerolora.config.selection_sections import Selection
 
 pytestmark = pytest.mark.slow
 
 # Config key: (another value, the stages that read it). What comes after those follows from the DAG.
 K, E, R, T, M, P = (f"{stage}@default" for stage in ("pack", "estimate", "render", "train", "merge", "report"))
 JUDGE = {"evaluate_base@rows", "evaluate@default"}
+SAMPLE = {"sample@own"}
 # Settings of a check belong to the one that has them.
 TOGETHER: dict[str, dict[str, Any]] = {
     "prepare.rows.check_settings": {"prepare.rows.check": "regex"},
     "evaluate.vllm_python": {"evaluate.engine": "vllm"},
+    "samples.own.vllm_python": {"samples.own.engine": "vllm"},
+    "samples.own.of": {"samples.own.dataset": "rows"},
+    "samples.own.temperature": {"samples.own.n": 1},
     "train.weights": {"render.strategy": "ddp"},
     "train.learning_rate_scaling": {"train.learning_rate_batch": 2},
     "train.learning_rate_batch": {"train.learning_rate_scaling": "sqrt"},
@@ -181,6 +186,18 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "judge.completion_price": (1.0, set()),
     "judge.max_price": (1.0, set()),
     "judge.seed": (7, set()),
+    "samples.own.of": ({"base": True}, SAMPLE),
+    "samples.own.n": (2, SAMPLE),
+    "samples.own.temperature": (0.0, SAMPLE),
+    "samples.own.top_p": (0.9, SAMPLE),
+    "samples.own.seed": (7, SAMPLE),
+    "samples.own.max_new_tokens": (5, SAMPLE),
+    "samples.own.stop": (["."], SAMPLE),
+    "samples.own.batch": (2, SAMPLE),
+    "samples.own.ranks": (2, SAMPLE),
+    "samples.own.engine": ("vllm", SAMPLE),
+    "samples.own.vllm_python": ("python3", SAMPLE),
+    "samples.own.dataset": ("rows", set()),  # that of its run
     "report.examples": (1, {P}),
     # What a run overrides is a column of the comparison.
     "runs.default.hardware": ({"host_memory": "25GiB"}, {E, R, "compare"}),
@@ -216,6 +233,11 @@ ELSEWHERE = {
     "train.stop_above": "test_a_whole_section_that_changes",
     "train.objective": "test_extending.py",  # which adds a second one
     **{f"train.distill.{key}": "test_reference_stage.py" for key in ("teacher", "adapter")},
+    **{
+        f"samples.own.of.{key}": "KEYS, as samples.own.of"
+        for key in ("run", "base", "served.address", "served.model", "served.key_variable")
+    },
+    **{f"selections.{key}": "of the stage select" for key in Selection.model_fields},
     "train.validation_tasks": "test_tasks_of_runs.py",
     "train.from_adapter": "test_a_whole_section_that_changes",
     **{
@@ -243,6 +265,7 @@ ELSEWHERE = {
 def finished(make_project: Callable[[str], Project]) -> Project:
     """Return a project that snakemake has finished and DVC has recorded."""
     project = make_project("finished")
+    project.config["samples"] = {"own": {"of": {"run": "default"}, "n": 1, "max_new_tokens": 4}}
     edit_config(project, **{"prepare.rows.template": OWN})
     (project.directory / OWN).write_text(
         "{% for message in messages %}{{ message.content + eos_token * (message.role == 'assistant') }}{% endfor %}"
@@ -260,6 +283,7 @@ EVERYTHING = {
     "prepare@rows",
     "evaluate_base@rows",
     *(f"{stage}@default" for stage in ONE_RUN),
+    *SAMPLE,
     "compare",
 }
 
@@ -272,7 +296,7 @@ def test_every_key_is_in_the_matrix() -> None:
 
 def _leaves(model: Any, prefix: str = "") -> list[str]:
     """Return the dotted keys of a config class, with the tiny config's names where a name is free."""
-    names = {"fetch": "directory.tiny", "prepare": "rows"}
+    names = {"fetch": "directory.tiny", "prepare": "rows", "samples": "own"}
     leaves = []
     for name, field in model.model_fields.items():
         if not prefix and name == "data":  # its keys are those of prepare
@@ -418,7 +442,7 @@ def test_a_whole_section_that_changes(finished: Project) -> None:
     cases: list[tuple[dict[str, Any], set[str]]] = [
         (named, {R}),
         ({"hardware.probe": "config/hardware/two-cpu-ranks.json"}, {R}),
-        (gpu, {E, R, T} | JUDGE),
+        (gpu, {E, R, T} | JUDGE | SAMPLE),
         ({"hardware.nodes": 2, "train.nodes": 2}, {E, R, T}),
         ({"train.method": "qlora", "train.quantization": {"type": "fp4", "double": False}}, {E, R, T, M}),
         (

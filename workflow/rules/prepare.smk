@@ -17,6 +17,7 @@ rule prepare:
         ),
         others=multiext(
             "results/data/{dataset}/",
+            "prompts.arrow",
             "train.arrow",
             "validation.arrow",
             "test.arrow",

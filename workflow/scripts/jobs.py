@@ -30,10 +30,12 @@ from zerolora.config.grids import SHARED_STAGES
 from zerolora.config.overrides import RunOverrides, origin_line
 from zerolora.config.resolve import check_planned, check_resolved, digest, resolve, run_sections, shared_settings, texts
 from zerolora.config.runs_file import check_runs
+from zerolora.config.sample_sections import Sample
 from zerolora.config.schema import data_folders
 from zerolora.config.settings import RunSettings
 from zerolora.config.stages import ALL_STAGES, ON_REQUEST, STAGES
 from zerolora.config.values import HUB_ADAPTERS, HUB_DATA
+from zerolora.data.prepared_rows import PROMPTS
 from zerolora.errors import UserError
 from zerolora.export.targets import TARGETS
 from zerolora.files import MANIFEST, canonical, stamp
@@ -137,6 +139,8 @@ class Jobs:
             "adapter": list(resolved.fetch_adapter),
             "task": list(resolved.tasks),
             "target": list(TARGETS),
+            "sample": list(resolved.samples),
+            "selection": list(resolved.selections),
         }
 
     def constraints(self) -> dict[str, str]:
@@ -146,7 +150,7 @@ class Jobs:
     def planned(self, outputs: Mapping[str, Any]) -> dict[str, "PlannedJob"]:
         """Return the jobs that the runs need, by stage and names, as in train@default. `outputs` has the outputs of
         each rule."""
-        datasets = sorted(self.first_of_data)
+        datasets = sorted({*self.first_of_data, *self.config.sampled_data})
         prepare, rows = self.config.prepare, self.config.tasks.rows
         paths = [prepare[name].path for name in datasets] + [task.path for task in rows.values()]
         manifests = {Path(manifest) for path in paths for manifest in self.manifests_of(Path(path))}
@@ -160,7 +164,12 @@ class Jobs:
         for stage in outputs:
             patterns = [str(each).removeprefix(self.prefix) for each in outputs[stage]]
             kinds = re.findall(r"{(\w+)", patterns[0])
-            values = [list(self.resolved.task_rows) if stage == "task_rows" else used[kind] for kind in kinds]
+            of_stage = {
+                "task_rows": {"task": list(self.resolved.task_rows)},
+                "evaluate_base": {"dataset": sorted(self.first_of_data)},
+                "task_base": {"dataset": sorted(self.first_of_data)},
+            }
+            values = [(used | of_stage.get(stage, {}))[kind] for kind in kinds]
             for names in itertools.product(*values):
                 wildcards = dict(zip(kinds, names, strict=True))
                 job = PlannedJob(self, stage, wildcards, [expand(path, **wildcards)[0] for path in patterns])
@@ -335,7 +344,9 @@ class Job:
             if kind in self._wildcards:
                 return runs[self._wildcards[kind]]
         every = self._jobs.config.all_runs
-        return self._jobs.first_of_data.get(self._wildcards.get("dataset", ""), next(iter(every)))
+        if self._sample and self._sample.of.run:
+            return self._sample.of.run
+        return self._jobs.first_of_data.get(self._asked_data, next(iter(every)))
 
     @property
     def _run(self) -> RunSettings:
@@ -343,8 +354,25 @@ class Job:
 
     @property
     def dataset(self) -> str:
-        """Its data set, or that of its run."""
-        return self._wildcards.get("dataset") or self._jobs.config.all_runs[self.run].dataset
+        """Its data set, that of its sample or selection, or that of its run."""
+        return self._asked_data or self._jobs.config.all_runs[self.run].dataset
+
+    @property
+    def _sample(self) -> Sample | None:
+        """Its sample, or that of its selection."""
+        return self._jobs.config.samples[self._sample_name] if self._sample_name else None
+
+    @property
+    def _sample_name(self) -> str:
+        selection = self._wildcards.get("selection")
+        return self._wildcards.get("sample") or (self._jobs.config.selections[selection].samples if selection else "")
+
+    @property
+    def _asked_data(self) -> str:
+        """The data set that its wildcards name; empty if they name none."""
+        return self._wildcards.get("dataset") or (
+            self._jobs.config.prompts_of(self._sample_name) if self._sample_name else ""
+        )
 
     @property
     def _model_name(self) -> str:
@@ -355,7 +383,10 @@ class Job:
         """Its wildcards, and the names of its run, data set, model and shared outputs."""
         shared = {kind: str(getattr(self._run, kind)) for kind in SHARED_STAGES._fields}
         models = {"model": self._model_name, "teacher": self._run.teacher.model if self._run.teacher else ""}
-        return {"run": self.run, "dataset": self.dataset, **models, **shared, **self._wildcards}
+        names = {"run": self.run, "dataset": self.dataset, **models, **shared, **self._wildcards}
+        if self._sample:  # whose model may be of no run
+            names |= {"sample": self._sample_name, "run": self._sample.of.run or ""}
+        return names
 
     def names_option(self, stage: str) -> str:
         """Options of `zerolora stage` with the names in the paths of a stage's files, and the prefix of a module."""
@@ -436,6 +467,12 @@ class Job:
         return [ancient(f"{start}/{MANIFEST}")] if start and Path(start).is_relative_to(HUB_ADAPTERS) else []
 
     @property
+    def sampled_model(self) -> list[str]:
+        """Manifests of the adapter and of the merged weights that its sample is of; none without a run."""
+        of = self.names["run"]
+        return [f"results/{of}/adapter/{MANIFEST}", f"results/{of}/merged/{MANIFEST}"] if of else []
+
+    @property
     def renders(self) -> set[str]:
         """Names of the outputs of `render` of all runs on its data, or with its reference."""
         kind = next((each for each in ("referenced", "taught") if each in self._wildcards), "dataset")
@@ -508,11 +545,32 @@ class Job:
         python = self._evaluate.vllm_python or "python"
         return f"--vllm-python {shlex.quote(python)} --device {self.export_device}"
 
+    @property
+    def restore_sampled_model(self) -> str:
+        """The commands before `sample` that ensure that the weights of its model are on this machine."""
+        assert self._sample, "the job of a sample"
+        if self._sample.of.served:
+            return ""
+        below, run, device = self._jobs.prefix, self.names["run"], self.device
+        weights = f"{below}resources/weights/{self._model_name}"
+        commands = [
+            f"zerolora weights --model {below}resources/models/{self._model_name} --weights {weights} --device {device}"
+        ]
+        if run:
+            trained_on = f"{below}results/data/{self._jobs.config.all_runs[run].dataset}"
+            commands.append(
+                f"zerolora merged-weights --weights {weights}.json --adapter {below}results/{run}/adapter"
+                f" --data {trained_on} --manifest {below}results/{run}/merged/{MANIFEST}"
+            )
+        return "".join(f"{command} && " for command in commands)
+
     # Resources.
 
     @property
     def device(self) -> str:
-        """Device of its model: that of the run, or of the first run of its data set."""
+        """Device of its model: that of the run, or of the first run of its data set; of a sample its own."""
+        if self._sample:
+            return self._jobs.resolved.samples[self._sample_name].device
         return (self._run.evaluate if "run" in self._wildcards else self._evaluate).device
 
     @property
@@ -538,7 +596,8 @@ class Job:
     @property
     def evaluation_cores(self) -> int:
         """Cores for a stage in which a model answers."""
-        return self._gpu_cores(self._evaluate.ranks) if self.device == "cuda" else CPU_EVALUATION_CORES
+        ranks = self._jobs.resolved.samples[self._sample_name].ranks if self._sample else self._evaluate.ranks
+        return self._gpu_cores(ranks) if self.device == "cuda" else CPU_EVALUATION_CORES
 
     def _gpu_cores(self, ranks: int) -> int:
         """Return the cores for ranks on GPUs: GPU_RANK_CORES each, but not more than a machine has, as far as known."""
@@ -604,7 +663,8 @@ class Job:
         of_run = [below / f"results/{run.rendered}/render.json", below / f"results/{self.run}/adapter" / MANIFEST]
         if run.teacher:
             of_run += [below / f"resources/models/{run.teacher.model}" / name for name in (MANIFEST, "config.json")]
-        return [model / MANIFEST, model / "config.json", data / MANIFEST, data / "stats.json", *of_run]
+        of_data = [data / MANIFEST, data / "stats.json", data / f"{PROMPTS}.arrow"]
+        return [model / MANIFEST, model / "config.json", *of_data, *of_run]
 
     def _compared_resources(self, stage: str, model: Path, data: Path, gpus: int) -> Any:
         """Return the resources of a stage that computes what its run's objective compares with."""
@@ -620,6 +680,7 @@ class Job:
 
     def _computed_resources(self, stage: str, threads: int) -> Any:
         # Importing the memory model takes longer than reading the config, so only jobs that request memory do it.
+        from zerolora.data.sampled_prompts import size_of
         from zerolora.planner import slurm_resources
 
         below = Path(self._jobs.prefix)
@@ -629,14 +690,19 @@ class Job:
             stage = "evaluate" if self._is_opened_by_vllm else "merge"
         match ALL_STAGES[stage].requests or stage:
             case "prepare":
-                return slurm_resources.preparing(Path(self._jobs.config.prepare[self.dataset].path), threads)
+                result: Any = slurm_resources.preparing(Path(self._jobs.config.prepare[self.dataset].path), threads)
             case "reference" | "teacher" as compared:
-                return self._compared_resources(compared, model, data, gpus)
+                result = self._compared_resources(compared, model, data, gpus)
             case "train":
-                return slurm_resources.rendered(below / f"results/{self._run.rendered}/render.json")
+                result = slurm_resources.rendered(below / f"results/{self._run.rendered}/render.json")
             case "evaluate":
                 models = 2 if "run" in self._wildcards and self._run.evaluate.unmerged else 1
-                return slurm_resources.evaluating(self._evaluate, model, data, self._run.render, gpus, models)
+                result = slurm_resources.evaluating(self._evaluate, model, data, self._run.render, gpus, models)
+            case "sample":
+                settings = self._jobs.resolved.samples[self._wildcards["sample"]]
+                result = slurm_resources.sampling(settings, model, *size_of(data), self._run.render, gpus)
             case "merge":
-                return slurm_resources.merging(model, below / f"results/{self.run}/adapter")
-        return slurm_resources.planning() if stage in PLANNING else slurm_resources.reporting()
+                result = slurm_resources.merging(model, below / f"results/{self.run}/adapter")
+            case _:
+                result = slurm_resources.planning() if stage in PLANNING else slurm_resources.reporting()
+        return result

@@ -12,9 +12,10 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from zerolora.config.settings import FetchDirectory, Resolved, RunSettings
+from zerolora.config.settings import FetchDirectory, Resolved, RunSettings, SampleSettings
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
+from zerolora.data.sampled_prompts import size_of
 from zerolora.data.source_files import sources_of
 from zerolora.errors import UserError, explained
 from zerolora.fetch.small_files import small_files
@@ -24,6 +25,7 @@ from zerolora.memory.estimate import estimate
 from zerolora.planner.render import render
 from zerolora.probe.listed_trial import check as try_model
 from zerolora.probe.untrained import untrained
+from zerolora.sample.prompt_batches import check_room
 
 LARGEST = 20_000_000
 """Bytes of rows, or of prepared rows, that take seconds."""
@@ -48,6 +50,9 @@ def faults(resolved: Resolved, planned: Collection[str] | None = None) -> list[F
         for run in runs:
             if run.rendered in rendered:
                 rehearsal.run(run)
+        for sample in resolved.samples:
+            if rehearsal.is_planned(f"sample@{sample}"):
+                rehearsal.sample(sample)
         return rehearsal.faults
 
 
@@ -68,6 +73,17 @@ class _Rehearsal:
         packing = self._once(f"pack@{run.packed}", lambda: self._packing(run, data))
         if model and data and packing:
             self._once(f"render@{run.rendered}", lambda: self._render(run, model, data, packing))
+
+    def sample(self, name: str) -> None:
+        """Rehearse a sample of a model of this project."""
+        settings = self._resolved.samples[name]
+        if settings.of.served:
+            return
+        named = self._resolved.prepare[settings.dataset].model
+        model = self._once(f"fetch@{named}", lambda: self._model(named))
+        data = self._once(f"prepare@{settings.dataset}", lambda: self._data(settings.dataset, model))
+        if model and data:
+            self._once(f"sample@{name}", lambda: self._sample(name, settings, model, data))
 
     def _once(self, job: str, make: Callable[[], Path | None]) -> Path | None:
         if job not in self._made:
@@ -116,6 +132,10 @@ class _Rehearsal:
             return None
         pack_rows(run.pack, data, self._folder / f"packing-{run.packed}")
         return self._folder / f"packing-{run.packed}"
+
+    def _sample(self, name: str, settings: SampleSettings, model: Path, data: Path) -> Path:
+        check_room(size_of(data)[1], settings.max_new_tokens, model, f"samples.{name}")
+        return data
 
     def _render(self, run: RunSettings, model: Path, data: Path, packing: Path) -> Path:
         file = self._folder / f"estimate-{run.rendered}.json"

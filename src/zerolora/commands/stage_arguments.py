@@ -85,9 +85,16 @@ def _paths(stage: Stage, names: Mapping[str, str]) -> dict[str, str]:
 
 
 def _resolved_names(names: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of a run, or of the first one that has the shared output; the model of a data set."""
+    """Return the names of a run, or of the first one that has the shared output; those of a sample; the model of a data
+    set."""
     found: dict[str, str] = {}
-    if run := names.get("run") or _run_with(names):
+    sample = names.get("sample")
+    if selection := names.get("selection"):
+        sample = _read(RESULTS / "config.json", "selections", selection)["samples"]
+    if sample:
+        settings = _read(RESULTS / "config.json", "samples", sample)
+        found = {"sample": sample, "dataset": settings["dataset"], "run": settings["of"].get("run", "")}
+    elif run := names.get("run") or _run_with(names):
         settings = settings_of_run(RESULTS, run)
         found = {key: settings.get(key, "") for key in ("dataset", *Shared._fields)}
         found["teacher"] = settings["teacher"]["model"] if settings.get("teacher") else ""

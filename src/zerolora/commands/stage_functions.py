@@ -409,6 +409,39 @@ def export_target(
     stage(target, _typed(TARGETS[target].settings, settings), source, output)
 
 
+def sample(
+    settings: Settings,
+    sample: str,
+    data: Path,
+    work: Path,
+    output: Path,
+    base: Path | None = None,
+    merged: Path | None = None,
+    adapter: Path | None = None,
+) -> None:
+    """Sample answers of a model to the prompts of a data set's training rows."""
+    from zerolora.check.check_table import log_machine
+    from zerolora.config.settings import SampleSettings
+    from zerolora.model.manifest import check_intact
+
+    checked: SampleSettings = _typed(SampleSettings, settings)
+    obey(checked.device)
+    log_machine(checked.device)
+    _let_threads_sleep()
+    check_intact(data, "zerolora stage prepare")
+    from zerolora.sample.sample import sample as stage
+
+    model = None
+    if not checked.of.served:
+        if base is None:
+            raise UserError("--base is missing; pass the stamp of the base weights, as in resources/weights/NAME.json")
+        if merged and adapter:
+            model = _evaluated(merged, base, adapter, checked.device)
+        else:
+            model = _evaluated(base, None, None, checked.device)
+    stage(checked, sample, data, model, work, output, os.environ)
+
+
 def report(
     settings: Settings,
     run: str,

@@ -192,6 +192,31 @@ def search(
 
 
 @app.command()
+def bisect(
+    good: Annotated[str, typer.Argument(help="The revision of git with the better result.")],
+    bad: Annotated[str, typer.Argument(help="The revision with the worse one.")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="Command that runs all runs, after --. Default: zerolora run."),
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="The run; needed if the config has several.")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="A number of summary.json or difference.json. Default: accuracy, or loss.")
+    ] = None,
+    better: Annotated[
+        Literal["higher", "lower"] | None, typer.Option(help="Which way the metric is better, if it is not known.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Trainings of each revision, and of a probe at most.")] = 3,
+    yes: Annotated[bool, typer.Option("--yes", help="Start; without it, only the plan is printed.")] = False,
+) -> None:
+    """Find which change between two revisions cost the quality, by delta debugging; exit with 1 if none is found."""
+    from zerolora.bisect.bisect_command import BisectRequest
+    from zerolora.bisect.bisect_command import bisect as implementation
+
+    raise typer.Exit(implementation(BisectRequest(good, bad, run, metric, better, seeds, yes, command or [])))
+
+
+@app.command()
 def keys(
     word: Annotated[str | None, typer.Argument(help="Part of a key, or another tool's name for one.")] = None,
 ) -> None:

@@ -13,6 +13,7 @@ from zerolora.config.settings import (
     PrepareSettings,
     Resolved,
     RunSettings,
+    SelectSettings,
     TaskSettings,
 )
 from zerolora.config.stages import STAGES
@@ -106,6 +107,9 @@ def codes_of_today(resolved: Resolved, known: Fingerprints) -> Codes:
         "task_rows": {name: chosen_by_forms({each}) for name, each in formats.items()},
         "task_base": tasks,
         "task": tasks,
+        # Another model's answers are decided by no entry; `select` checks them.
+        "sample": {name: {"evaluate.tasks": set(), "methods": set()} for name in resolved.samples},
+        "select": {name: chosen_by_check(each) for name, each in resolved.selections.items()},
         **{stage: {name: {} for name in getattr(resolved, stage)} for stage in STAGES if stage.startswith("fetch")},
     }
     named: dict[str, Any] = {
@@ -160,7 +164,7 @@ def chosen_by_task(task: TaskSettings) -> Chosen:
     return chosen_by_check(task) if isinstance(task, AskedTaskSettings) else {"evaluate.tasks": set(), "methods": set()}
 
 
-def chosen_by_check(settings: EvaluateSettings | AskedTaskSettings) -> dict[str, set[str]]:
+def chosen_by_check(settings: EvaluateSettings | AskedTaskSettings | SelectSettings) -> dict[str, set[str]]:
     """Return the entries that a check chooses: none for a user's file, whose text is a setting, and no method, since
     methods only check the adapter here."""
     return {"evaluate.tasks": {settings.check} & entries("tasks").keys(), "methods": set()}

@@ -14,6 +14,7 @@ from zerolora.config.grid_rules import datasets_of, impossible_grids, location_o
 from zerolora.config.resolve import models_by_source, models_on_load, run_sections
 from zerolora.config.run_checks import impossible_run
 from zerolora.config.run_objectives import row_kinds, teacher_of
+from zerolora.config.sample_checks import impossible_samples
 from zerolora.config.schema import AskedTask, Config, Prepare, Train, data_folders
 from zerolora.config.section import Fault
 from zerolora.config.user_files import settings_with_files, user_task, user_template
@@ -59,6 +60,7 @@ def impossible(config: Config, before_first_trial: bool = False) -> Iterable[Fau
         yield from impossible_teacher(config, name)
         yield from impossible_run(config, name)
         yield from unlike_origin(config, name)
+    yield from impossible_samples(config)
     if not _has_unknown_names(config):  # a misspelt name would be reported twice
         yield from unused_models(config)
         yield from unused_downloads(config)
@@ -286,9 +288,11 @@ def unused_downloads(config: Config) -> Iterable[Fault]:
 
 
 def unused_data_sets(config: Config) -> Iterable[Fault]:
-    """Yield data sets that no run or search is trained on."""
+    """Yield data sets that no run or search is trained on, and whose prompts no sample asks."""
     used = {run.dataset for run in config.all_runs.values()}
     used |= {name for search in config.searches.values() for name in datasets_of(search)}
+    used |= config.sampled_data
     for name in config.prepare:
         if name not in used:
-            yield ("prepare", name), "no run uses this data set; name it in a run's dataset, or remove it"
+            text = "no run or sample uses this data set; name it in the dataset of one, or remove it"
+            yield ("prepare", name), text

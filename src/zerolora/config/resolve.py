@@ -87,6 +87,7 @@ def _resolve(config: Config) -> Resolved:
                 **data.model_dump(exclude={*CHECK}),
                 template_text=user_template(data.template),
                 rows=next(iter(row_kinds(config, name)), "texts"),
+                prompts=name in config.sampled_data,
             )
             for name, data in config.prepare.items()
         },
@@ -113,6 +114,8 @@ def _resolve(config: Config) -> Resolved:
                 for name, task in config.tasks.harness.items()
             },
         },
+        samples={name: _sample(config, name) for name in config.samples},
+        selections=config.selections,
         judge=config.judge,
         runs={name: stages_of(config, name) for name in config.all_runs},
         compare=stages.CompareSettings(runs=_compared(config)),
@@ -233,6 +236,16 @@ def _base_device(config: Config, dataset: str) -> Device:
     """Return the device of the first run of a data set, which also evaluates the base model."""
     run = next((name for name, run in config.all_runs.items() if run.dataset == dataset), None)
     return (run_sections(config, run).hardware if run else config.hardware).device
+
+
+def _sample(config: Config, name: str) -> stages.SampleSettings:
+    """Return the settings of a sample, on the device of its run, or of the first run of its data set."""
+    section, dataset = config.samples[name], config.prompts_of(name)
+    if section.of.run:
+        device = run_sections(config, section.of.run).hardware.device
+    else:
+        device = "cpu" if section.of.served else _base_device(config, dataset)
+    return stages.SampleSettings(**section.model_dump(exclude={"dataset"}), dataset=dataset, device=device)
 
 
 def _check(section: schema.Prepare | schema.AskedTask) -> dict[str, Any]:

@@ -77,6 +77,15 @@ def _groups(config: Config) -> dict[str, Names]:
             for task in tasks
         }
 
+    def of_sample(name: str) -> dict[str, Any]:
+        dataset, run = config.prompts_of(name), config.samples[name].of.run
+        names = {"dataset": dataset, "model": config.prepare[dataset].model, "run": run or ""}
+        data, results = f"results/data/{dataset}", f"results/{run}"
+        of_run = [f"{results}/adapter/manifest.json", f"{results}/merged/manifest.json"]
+        # Without a run, files that change only with the data's manifest, which has the base model's.
+        return {**names, "answering": of_run if run else [f"{data}/{file}" for file in DATA_FILES[:2]]}
+
+    evaluated: Names = {run.dataset: {} for run in config.all_runs.values()}
     return {
         "models": {
             **{name: {"source": _settings("fetch", name)} for name in (*fetch.package, *fetch.hub)},
@@ -86,6 +95,7 @@ def _groups(config: Config) -> dict[str, Names]:
         "package_data": {name: {} for name in fetch.package_data},
         "adapters": {name: {} for name in fetch.adapter},
         "prepare": {name: {"path": data.path, "model": data.model} for name, data in config.prepare.items()},
+        "evaluated": evaluated,
         "packed": packed,
         "estimated": estimated,
         "rendered": rendered,
@@ -93,8 +103,13 @@ def _groups(config: Config) -> dict[str, Names]:
         "taught": taught,
         "runs": runs,
         "task_rows": {name: {"path": task.path} for name, task in config.tasks.rows.items()},
-        "tasks_of_base": of_tasks("dataset", config.prepare),
+        "tasks_of_base": of_tasks("dataset", evaluated),
         "tasks_of_runs": of_tasks("run", config.all_runs),
+        "samples": {name: of_sample(name) for name in config.samples},
+        "selections": {
+            name: {"sample": each.samples, "dataset": config.prompts_of(each.samples)}
+            for name, each in config.selections.items()
+        },
     }
 
 

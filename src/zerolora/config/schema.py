@@ -36,7 +36,9 @@ from zerolora.config.grids import (
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.objective_sections import ObjectiveSections
 from zerolora.config.row_sections import Better, Wanted
+from zerolora.config.sample_sections import Sample
 from zerolora.config.section import Fault, Positive, Section, Text
+from zerolora.config.selection_sections import Selection
 from zerolora.config.studies import StopAbove, Study, run_of
 from zerolora.config.target_sections import ExportSections
 from zerolora.config.values import (
@@ -1011,6 +1013,10 @@ class Config(Section):
     """MT-bench with an LLM judge."""
     report: Report = Report.model_construct()
     """The report page."""
+    samples: dict[Name, Sample] = {}
+    """Answers to sample from models, by name (docs/sampling.md); written to results/samples/<name>/."""
+    selections: dict[Name, Selection] = {}
+    """Rows to select from sampled answers, by name; written to results/selections/<name>/."""
     runs: dict[Name, Run] = {}
     """Runs by name; each trains one adapter and writes to results/<name>/."""
     continued: dict[Name, Run] = {}
@@ -1097,6 +1103,18 @@ class Config(Section):
             overrides = {key: getattr(run, key) for key in Overrides.model_fields}
             overrides["train"] = {**run.train, "seed": seed}
             yield f"{name}-seed{seed}", Run.model_construct(dataset=run.dataset, **overrides)
+
+    def prompts_of(self, sample: str) -> str:
+        """Return the data set whose prompts are asked: the sample's own, or that of its run; "" if there is no such
+        run."""
+        section = self.samples[sample]
+        run = self.all_runs.get(section.of.run or "")
+        return section.dataset or (run.dataset if run else "")
+
+    @functools.cached_property
+    def sampled_data(self) -> frozenset[str]:
+        """The data sets whose prompts are asked."""
+        return frozenset(map(self.prompts_of, self.samples))
 
     def is_continued(self, run: str) -> bool:
         """Return whether a run continues from an adapter."""

@@ -9,7 +9,9 @@ from pydantic import Field
 
 from zerolora.config import schema
 from zerolora.config.method_sections import Expression, MethodSections, Quantization
+from zerolora.config.sample_sections import SampleSection
 from zerolora.config.section import AlwaysCompared, Section
+from zerolora.config.selection_sections import Selection
 from zerolora.config.values import AnyCheck, Check, Epochs, ObjectiveName, OptimizerName, StepsOrShare
 from zerolora.types import Attention, Device, EngineName, Kernels, Precision, RowKind
 
@@ -49,6 +51,8 @@ class PrepareSettings(schema.PrepareSection):
     """Content of the user's template file; None for a built-in template."""
     rows: RowKind = "texts"
     """What a row holds, as the objectives of its runs need."""
+    prompts: bool = False
+    """Whether `samples` asks its prompts, so that the split `prompts` has them."""
 
 
 class PackSettings(Section):
@@ -301,6 +305,18 @@ class HarnessTaskSettings(schema.HarnessTask):
 
 TaskSettings = Annotated[AskedTaskSettings | HarnessTaskSettings, Field(discriminator="kind")]
 """Settings of `task` and `task_base`."""
+
+
+class SampleSettings(SampleSection):
+    """Settings of `sample`."""
+
+    dataset: str
+    """Data set whose prompts are asked."""
+    device: Device = "cpu"
+
+
+SelectSettings = Selection
+"""Settings of `select`."""
 JudgeSettings = schema.Judge
 """Settings of `judge`."""
 
@@ -383,6 +399,10 @@ class Resolved(Section):
     """By task."""
     tasks: dict[str, TaskSettings]
     """By task."""
+    samples: dict[str, SampleSettings] = Field(default_factory=dict)
+    """By sample."""
+    selections: dict[str, SelectSettings] = Field(default_factory=dict)
+    """By selection."""
     judge: JudgeSettings
     runs: dict[str, RunSettings]
     """By run."""

@@ -2,9 +2,9 @@
 
 From these entries follow dvc.yaml (dvc_file.py), `zerolora stage`, the code fingerprints (fingerprint.py), the stages
 of the workflow and of the comparison, and the table in docs/architecture.md. In paths, `{model}`, `{source}`,
-`{packaged}`, `{adapter}`, `{dataset}`, `{task}`, `{target}` and `{run}` stand for a name in the config, `{packed}`,
-`{estimated}`, `{rendered}`, `{referenced}` and `{taught}` for the name of a run or of an output that runs share
-(grids.py), `{teacher}` for that of a teacher's model.
+`{packaged}`, `{adapter}`, `{dataset}`, `{task}`, `{target}`, `{sample}`, `{selection}` and `{run}` stand for a name in
+the config, `{packed}`, `{estimated}`, `{rendered}`, `{referenced}` and `{taught}` for the name of a run or of an output
+that runs share (grids.py), `{teacher}` for that of a teacher's model.
 """
 
 import re
@@ -163,7 +163,7 @@ STAGES = {
         ),
         Stage(
             "prepare",
-            "Tokenize rows, mask their labels, and write three splits.",
+            "Tokenize rows, mask their labels, and write three splits, and the prompts to sample from.",
             "results/data/{dataset}/manifest.json",
             modules=("data.prepare",),
             settings="prepare.{dataset}",
@@ -175,6 +175,7 @@ STAGES = {
                 "results/data/{dataset}/manifest.json",
                 "results/data/{dataset}/mask.html",
                 "results/data/{dataset}/mask.json",
+                "results/data/{dataset}/prompts.arrow",
                 "results/data/{dataset}/test.arrow",
                 "results/data/{dataset}/train.arrow",
                 "results/data/{dataset}/validation.arrow",
@@ -341,7 +342,7 @@ STAGES = {
                 "held_out": "results/base/{dataset}/tasks/held_out.metrics.json",
                 "work": "work/evaluate/base/{dataset}",
             },
-            foreach="prepare",
+            foreach="evaluated",
             reads=("results/data/{dataset}/manifest.json",),
             writes=(
                 "results/base/{dataset}/answers.json",
@@ -439,6 +440,51 @@ STAGES = {
             reads_settings=("runs.{run}.evaluate.device",),
             requests="evaluate",
             uses_gpus=True,
+        ),
+        Stage(
+            "sample",
+            "Sample answers of a model to the prompts of a data set's training rows.",
+            "results/samples/{sample}/manifest.json",
+            modules=("sample.sample", "sample.draw_ranks"),
+            settings="samples.{sample}",
+            files={
+                "data": "results/data/{dataset}",
+                "base": "resources/weights/{model}.json",
+                "merged": "results/{run}/merged/manifest.json",
+                "adapter": "results/{run}/adapter",
+                "work": "work/samples/{sample}",
+                "output": "results/samples/{sample}",
+            },
+            foreach="samples",
+            reads=(
+                "results/data/{dataset}/manifest.json",
+                "results/data/{dataset}/prompts.arrow",
+                "{item.answering[0]}",
+                "{item.answering[1]}",
+            ),
+            writes=(
+                "results/samples/{sample}/answers.jsonl",
+                "results/samples/{sample}/manifest.json",
+                "results/samples/{sample}/sample.json",
+            ),
+            uses_gpus=True,
+        ),
+        Stage(
+            "select",
+            "Select rows to train on from sampled answers.",
+            "results/selections/{selection}/manifest.json",
+            modules=("select.select",),
+            settings="selections.{selection}",
+            files={
+                "data": "results/data/{dataset}",
+                "samples": "results/samples/{sample}",
+                "output": "results/selections/{selection}",
+            },
+            foreach="selections",
+            reads=("results/data/{dataset}/prompts.arrow", "results/samples/{sample}/manifest.json"),
+            writes=("results/selections/{selection}/manifest.json", "results/selections/{selection}/rows.jsonl"),
+            metrics=("results/selections/{selection}/metrics.json",),
+            rule_file=PLAIN,
         ),
         Stage(
             "report",

@@ -30,7 +30,7 @@ HUB_DATA = "data/hub"  # downloaded data sets
 PACKAGE_DATA = "data/packages"  # downloaded data sets of PyPI packages
 HUB_ADAPTERS = "resources/adapters"  # downloaded adapters
 RUN_ADAPTER = re.compile(r"results/([^/]+)/adapter/?")  # of a run
-RESERVED_RUNS = ("base", "compare", "data", "logs", "settings", "tasks")
+RESERVED_RUNS = ("base", "compare", "data", "logs", "samples", "selections", "settings", "tasks")
 MANY = Field(min_length=1)
 NO_TRACKER = "none"
 UNKNOWN_LICENSE = "unknown"

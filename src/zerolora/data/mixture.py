@@ -35,12 +35,14 @@ class Index(NamedTuple):
 
 class Mixture(NamedTuple):
     """times: number of uses of each row in training [rows]. validation, test: row indices, in the order drawn. counts:
-    duplicates, leaked and dropped rows."""
+    duplicates, leaked and dropped rows. leaked: the training rows whose prompt is in a later split too, or nearly,
+    whatever `leakage` does with them."""
 
     times: np.ndarray
     validation: np.ndarray
     test: np.ndarray
     counts: dict[str, int]
+    leaked: np.ndarray = np.zeros(0, np.int64)
 
 
 def mix(
@@ -65,7 +67,10 @@ def mix(
     kept = first if settings.duplicates == "drop" else np.ones(len(first), dtype=bool)
     try:
         split = _split(whole, settings, sources, kept)
-        counts |= _leaks(whole, split, settings.leakage == "drop", questions and _of_whole_rows(questions, starts))
+        of_leaks, leaked = _leaks(
+            whole, split, settings.leakage == "drop", questions and _of_whole_rows(questions, starts)
+        )
+        counts |= of_leaks
         for number, name in enumerate(SPLITS):
             if name != "train" and len(split[number]) == 0 and settings.holds_out(name):
                 raise _TooFewError(
@@ -84,13 +89,13 @@ def mix(
         parts = [f"{settings.path}: {missing}"] + [dropped] * bool(dropped)
         if settings.duplicates == "drop" and (duplicates := counts["duplicate_rows"]):
             parts.append(f"{duplicates:,} duplicates are dropped by duplicates: drop")
-        leaked = sum(number for name, number in counts.items() if name in LEAKED)
-        if settings.leakage == "drop" and leaked:
-            text = f"{leaked:,} rows with a prompt of a later split are dropped by leakage: drop"
+        in_later = sum(number for name, number in counts.items() if name in LEAKED)
+        if settings.leakage == "drop" and in_later:
+            text = f"{in_later:,} rows with a prompt of a later split are dropped by leakage: drop"
             parts.append(text)
         parts.append(f"correct the dropped rows, or {remedy}" if dropped else remedy)
         raise UserError("; ".join(parts)) from None
-    return Mixture(times, validation, test, counts)
+    return Mixture(times, validation, test, counts, _parts(leaked, starts))
 
 
 def _whole_rows(index: Index) -> tuple[Index, np.ndarray | None]:
@@ -206,8 +211,11 @@ LEAKED = (
 the same normal form (normal_form.py), or one that is nearly the same (near_prompts.py). A row counts once."""
 
 
-def _leaks(index: Index, split: list[np.ndarray], drop: bool, questions: Questions | None) -> dict[str, int]:
-    """Count rows whose prompt also occurs in a later split; with `drop`, remove them from `split`."""
+def _leaks(
+    index: Index, split: list[np.ndarray], drop: bool, questions: Questions | None
+) -> tuple[dict[str, int], np.ndarray]:
+    """Count rows whose prompt also occurs in a later split; with `drop`, remove them from `split`. Return the counts,
+    and the training rows among them."""
     train, validation, test = split
     held_out = np.concatenate([validation, test])
     earlier = [(train, held_out), (validation, test)]
@@ -216,12 +224,14 @@ def _leaks(index: Index, split: list[np.ndarray], drop: bool, questions: Questio
     ]
     nearly = _near(index, split, [one | other for one, other in found], questions)
     names, counts = iter(LEAKED), {"leaked_rows": int(_among(index.row, train, index.row[held_out]).sum())}
-    for number, ((exact, normal), near_ones) in enumerate(zip(found, nearly, strict=True)):
+    leaked = []
+    for (exact, normal), near_ones in zip(found, nearly, strict=True):
         for part in (exact, normal & ~exact, near_ones):
             counts[next(names)] = int(part.sum())
-        if drop:
-            split[number] = split[number][~(exact | normal | near_ones)]
-    return counts
+        leaked.append(exact | normal | near_ones)
+    if drop:
+        split[:2] = [rows[~each] for rows, each in zip(split, leaked, strict=False)]
+    return counts, train[leaked[0]]
 
 
 def _near(

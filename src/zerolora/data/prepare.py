@@ -2,9 +2,10 @@
 
     zerolora stage prepare DATASET
 
-Writes train.arrow, validation.arrow and test.arrow (columns: prepared_rows.schema), stats.json and lengths.csv (counts
-and lengths of rows), mask.json and mask.html (the loss mask, verified and shown), dropped.jsonl and manifest.json
-(hashes of inputs and outputs). Memory grows by about 25 bytes for each row.
+Writes train.arrow, validation.arrow and test.arrow (columns: prepared_rows.schema), prompts.arrow (prompts to sample
+from, sampled_prompts.py), stats.json and lengths.csv (counts and lengths of rows), mask.json and mask.html (the loss
+mask, verified and shown), dropped.jsonl and manifest.json (hashes of inputs and outputs). Memory grows by about 25
+bytes for each row.
 """
 
 import collections
@@ -29,9 +30,10 @@ from zerolora.data.formats.leaves import Unread, undecided_lines
 from zerolora.data.formats.reading import reading_of
 from zerolora.data.mask import Proof, ReadSource, write_page
 from zerolora.data.mixture import Index, Mixture, contradictory, mix
-from zerolora.data.prepared_rows import FIELDS, open_table, schema
+from zerolora.data.prepared_rows import FIELDS, PROMPTS, open_table, schema
 from zerolora.data.readers import chunks
 from zerolora.data.records import Chunk
+from zerolora.data.sampled_prompts import SampledPrompts
 from zerolora.data.source_files import SourceFiles, form_of, left_out, sources_of
 from zerolora.data.statistics import Statistics, write_lengths
 from zerolora.data.tokenize import ChunkTokenizer, Dropped, Job, Result, tokenize
@@ -81,12 +83,12 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         with bar, contextlib.closing(results):
             files, index = _collect(results, staged / "dropped.jsonl", settings, statistics, proof, bar, sources)
         _check_sources(settings, sources, statistics)
-        questions = partial(_questions, files, settings.rows)
+        questions = partial(_questions, files, settings)
         mixture = mix(index, settings, [source.settings for source in sources], statistics.dropped_line(), questions)
         statistics.counts |= mixture.counts
         if len(contrary := contradictory(index)):
             statistics.counts["contradictory_rows"] = len(contrary)
-            (_, (question,)), *_ = _questions(files, settings.rows, contrary[:1])
+            (_, (question,)), *_ = _questions(files, settings, contrary[:1])
             LOGGER.warning(
                 f"{settings.path}: {len(contrary):,} rows contradict another one, which has "
                 f"{CONTRARY[settings.rows]}; the first asks {shown(question)}"
@@ -119,7 +121,7 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
                 "pad_token": work.template.padding,
                 "added_tokens": [asdict(token) for token in work.added],
                 "chat_template": work.template.published(),
-                "files": describe(staged),
+                "files": {name: file for name, file in describe(staged).items() if name != f"{PROMPTS}.arrow"},
             },
         )
     statistics.listed = output / "dropped.jsonl"
@@ -244,13 +246,15 @@ def _refuse(dropped: list[Dropped], settings: PrepareSettings) -> None:
         raise UserError("\n".join(lines))
 
 
-def _questions(files: list[Path], kind: RowKind, rows: np.ndarray) -> Iterator[tuple[np.ndarray, list[str]]]:
+def _questions(
+    files: list[Path], settings: PrepareSettings, rows: np.ndarray
+) -> Iterator[tuple[np.ndarray, list[str]]]:
     """Yield some rows (sorted numbers over all files) in parts, each with the questions of its rows."""
     import pyarrow
 
     start = 0
     for path in files:
-        batch = _read_batch(path, kind)
+        batch = _read_batch(path, settings)
         first, end = np.searchsorted(rows, [start, start + len(batch)])
         if first < end:
             taken = batch["question"].take(pyarrow.array(rows[first:end] - start))
@@ -258,35 +262,43 @@ def _questions(files: list[Path], kind: RowKind, rows: np.ndarray) -> Iterator[t
         start += len(batch)
 
 
-def _read_batch(path: Path, rows: RowKind) -> Any:
+def _read_batch(path: Path, settings: PrepareSettings) -> Any:
     import pyarrow
 
     with pyarrow.memory_map(str(path)) as source:
-        return pyarrow.ipc.read_record_batch(source.read_buffer(), schema(held_out=True, rows=rows))
+        columns = schema(held_out=True, rows=settings.rows, prompts=settings.prompts)
+        return pyarrow.ipc.read_record_batch(source.read_buffer(), columns)
 
 
 def _write_splits(
-    files: list[Path], staged: Path, mixture: Mixture, statistics: Statistics, proof: Proof, settings: PrepareSettings
+    files: list[Path],
+    staged: Path,
+    mixture: Mixture,
+    statistics: Statistics,
+    proof: Proof,
+    settings: PrepareSettings,
 ) -> None:
     """Move rows from `files` to the splits: training rows in their order, or concatenated, held-out rows in the order
-    drawn."""
+    drawn, and prompts to sample from."""
     import pyarrow
 
     rows = settings.rows
     counts = None if settings.concatenate else statistics
     held_out: dict[str, list[Any]] = {"validation": [], "test": []}
     wanted = {name: np.sort(getattr(mixture, name)) for name in held_out}
-    narrow = schema(held_out=False, rows=rows)
+    narrow, wide = schema(held_out=False, rows=rows), schema(held_out=True, rows=rows)
     start = 0
     looking: collections.deque[concurrent.futures.Future[None]] = collections.deque()
     with (
+        SampledPrompts(staged / f"{PROMPTS}.arrow", settings, mixture) as prompts,
         # Checks written rows while the next file is read.
         concurrent.futures.ThreadPoolExecutor(1) as second,
         pyarrow.OSFile(str(staged / "train.arrow"), "wb") as file,
         pyarrow.ipc.new_stream(file, narrow) as writer,
     ):
         for path in files:
-            batch = _read_batch(path, rows)
+            batch = _read_batch(path, settings)
+            prompts.add(batch, start)
             path.unlink()  # its pages stay until the batch is gone
             times = mixture.times[start : start + len(batch)]
             taken = batch.select(narrow.names)
@@ -299,7 +311,7 @@ def _write_splits(
                     looking.popleft().result()
             for name, numbers in wanted.items():
                 first, end = np.searchsorted(numbers, [start, start + len(batch)])
-                held_out[name].append(batch.take(pyarrow.array(numbers[first:end] - start)))
+                held_out[name].append(batch.select(wide.names).take(pyarrow.array(numbers[first:end] - start)))
             start += len(batch)
         for look in looking:
             look.result()

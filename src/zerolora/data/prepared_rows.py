@@ -11,16 +11,21 @@ from zerolora.types import RowKind
 FIELDS = ("question", "expected")  # of held-out rows: the last user message, and the answer in the data
 IGNORED = -100  # the label that cross-entropy skips
 SPLITS = ("train", "validation", "test")
+PROMPTS = "prompts"
+"""The split of the prompts to sample from: distinct ones of the training rows. No manifest lists its file, so that a
+sample of a data set changes nothing else of it."""
+ROW = "row"
+"""Column of that split: the conversation before the answer, as the JSON of a row."""
 
 
-def schema(held_out: bool, rows: RowKind = "texts") -> Any:
+def schema(held_out: bool, rows: RowKind = "texts", prompts: bool = False) -> Any:
     """Return the Arrow schema of a split: input_ids and labels (token numbers), length and supervised (tokens),
     source (its number in the manifest); of held-out rows also prompt (tokens before the answer) and FIELDS (texts).
 
     A row of pairs has these of the prompt with the chosen answer, and rejected_input_ids and rejected_labels of the
     prompt with the rejected one; length and supervised are of both, chosen_supervised of the chosen answer; held-out
     rows have the text `rejected`. A labelled row always has prompt, also prompt_hash (equal for equal prompts) and
-    desirable (1, or 0).
+    desirable (1, or 0). With `prompts`, held-out rows also have ROW.
     """
     import pyarrow
 
@@ -35,6 +40,8 @@ def schema(held_out: bool, rows: RowKind = "texts") -> Any:
         columns.append(("prompt", number))
     if held_out:
         columns += [(field, pyarrow.string()) for field in (*FIELDS, *(("rejected",) if rows == "pairs" else ()))]
+    if prompts:
+        columns.append((ROW, pyarrow.string()))
     return pyarrow.schema(columns)
 
 

@@ -25,8 +25,9 @@ from zerolora.data.formats import parse
 from zerolora.data.formats.leaves import Unread
 from zerolora.data.formats.reading import Reading, Seen
 from zerolora.data.formats.selection import better_answer, selected
+from zerolora.data.formats.template_arguments import KEYWORDS
 from zerolora.data.normal_form import normal_form
-from zerolora.data.prepared_rows import FIELDS, IGNORED, SPLITS, schema
+from zerolora.data.prepared_rows import FIELDS, IGNORED, ROW, SPLITS, schema
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
 from zerolora.data.source_files import other_form
@@ -43,6 +44,8 @@ from zerolora.types import RowKind
 
 # Characters of a row. Tokenizing takes about 65 bytes of memory for each, measured on a row of 200 MB.
 LONGEST = 2**31 - 1  # tokens of a row
+STAND_IN = "."
+"""An answer, where any would do."""
 LONGEST_TEXT = 1 << 24
 WITHOUT_PARTS = BadRow(
     "has no answer behind a prompt, whose tokens max_prompt_length and max_answer_length limit; remove the row or these"
@@ -171,6 +174,7 @@ class ChunkTokenizer:
         if settings.concatenate and self.too_long == "split":
             self.max_length = LONGEST  # cut where they are concatenated alone
         self.min_length, self.end = settings.min_length, settings.append_token or ""
+        self.prompts = settings.prompts
         self.without_system = settings.drop_system
         self.limits = Limits(settings.max_prompt_length, settings.max_answer_length)
         self.template = Template(tokenizer, settings, model)
@@ -290,15 +294,18 @@ class ChunkTokenizer:
         counts[cut] += int(long[list(used)].sum())
         further = np.concatenate([[False], parts.row[1:] == parts.row[:-1]])[: len(parts.row)]
         texts = []
-        for number, again in zip(parts.row.tolist(), further.tolist(), strict=True):
+        conversations = []
+        for number, again, prompt in zip(parts.row.tolist(), further.tolist(), parts.tokens.prompt, strict=True):
             # A part of a row is not asked for, so it needs no answer. Its first has the question, to find it elsewhere.
             question, expected = "", ""
             if not again:
                 example = rows[number].example
                 question, expected = _texts(example, self.template.answer_index(example))
             texts.append((question, "" if long[number] and self.too_long == "split" else expected))
+            conversations.append(self._before_answer(rows[number]) if self.prompts and prompt else "")
         hashes_of_rows = _hashes(parts, rows, tokens, self.normal)
-        return _batch(parts.tokens, texts, job.source), hashes_of_rows, np.flatnonzero(further)
+        batch = _batch(parts.tokens, texts, job.source, conversations if self.prompts else None)
+        return batch, hashes_of_rows, np.flatnonzero(further)
 
     def _write_answers(
         self, job: Job, rows: list["_Row"], counts: collections.Counter[str], bad: dict[int, tuple[str, str]]
@@ -325,8 +332,33 @@ class ChunkTokenizer:
             normal = _normal_hash("".join([piece.text for piece in parts[0][0]])) if self.normal else prompt
             hashes_of_rows[number] = row, prompt, normal, contrary
         asked = [_texts(row.example, self.template.answer_index(row.example)) for row in used]
-        batch = _batch_of_answers(fitting, used, asked, hashes_of_rows[:, 1], job.source)
+        whole = fitting.prompt == prompts[fitting.row]
+        conversations = [self._before_answer(row) if kept else "" for row, kept in zip(used, whole, strict=True)]
+        asked_again = conversations if self.prompts else None
+        batch = _batch_of_answers(fitting, used, asked, hashes_of_rows[:, 1], job.source, asked_again)
         return batch, hashes_of_rows, np.zeros(0, np.int64)
+
+    def _before_answer(self, row: "_Row") -> str:
+        """Return the conversation before a row's last answer as the JSON of a row. Read again, with another answer, it
+        begins with the same text, whatever that answer is; "" if it would not, or if there is none."""
+        messages, index = row.example.messages, self.template.answer_index(row.example)
+        if not self.prompts or messages is None or not index:
+            return ""
+        value: dict[str, Any] = {"messages": messages[:index]}
+        if row.example.tools:
+            value["tools"] = row.example.tools
+        if row.example.arguments:
+            value[KEYWORDS] = row.example.arguments
+        text = json.dumps(value, ensure_ascii=False)
+        answered = json.loads(text)
+        answered["messages"].append({"role": "assistant", "content": STAND_IN})
+        try:
+            again = self._pieces(parse(answered, "messages", Reading(arguments=self.template.variables)))
+        except BadRow:
+            return ""
+        before = row.pieces[: last_answer(row.pieces)] if self.kind == "texts" else parted(row.pieces)[0]
+        same = _joined(before) == _joined(again[: last_answer(again)])
+        return text if same else ""
 
     def _check_vocabulary(self, tokens: Tokens) -> None:
         """Raise UserError if the tokenizer writes a token for which the model has no embedding."""
@@ -443,6 +475,10 @@ def _rejected(example: Example) -> Example | None:
     return example._replace(messages=example.rejected, rejected=None) if example.rejected else None
 
 
+def _joined(pieces: list[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
 def _count_roles(counts: collections.Counter[str], tokens: Tokens) -> None:
     """Count the supervised tokens of each role."""
     kinds = tokens.supervised_role[tokens.supervised_role != CONTEXT]
@@ -545,15 +581,21 @@ def _supervised_ranges(pieces: list[Piece]) -> list[tuple[int, int]]:
     return result
 
 
-def _batch(tokens: Tokens, texts: list[tuple[str, str]], source: int) -> Any:
-    """Serialize rows, each with its question and expected answer, as an Arrow record batch (see Result)."""
+def _batch(tokens: Tokens, texts: list[tuple[str, str]], source: int, conversations: list[str] | None) -> Any:
+    """Serialize rows, each with its question and expected answer, as an Arrow record batch (see Result). conversations:
+    the column ROW, if there is one."""
     columns = {**_columns(tokens), **_of_rows(tokens, texts, source)}
     columns |= {"length": tokens.ids.lengths.astype(np.int32), "supervised": tokens.supervised.astype(np.int32)}
-    return _serialized(columns, "texts")
+    return _serialized(columns, "texts", conversations)
 
 
 def _batch_of_answers(
-    fitting: Answers, rows: list[_Row], texts: list[tuple[str, str]], prompt_hashes: np.ndarray, source: int
+    fitting: Answers,
+    rows: list[_Row],
+    texts: list[tuple[str, str]],
+    prompt_hashes: np.ndarray,
+    source: int,
+    conversations: list[str] | None,
 ) -> Any:
     """Do the same for rows of preference data."""
     first, *others = fitting.sequences
@@ -565,11 +607,11 @@ def _batch_of_answers(
     if not others:
         labels = [bool(row.example.desirable) for row in rows]
         columns |= {"prompt_hash": prompt_hashes.view(np.int64), "desirable": np.array(labels, np.int8)}
-        return _serialized(columns, "labelled")
+        return _serialized(columns, "labelled", conversations)
     columns |= _columns(others[0], "rejected_")
     columns["chosen_supervised"] = first.supervised.astype(np.int32)
     columns["rejected"] = [_texts(row.other.example, len(row.other.example.messages or ()) - 1)[1] for row in rows]
-    return _serialized(columns, "pairs")
+    return _serialized(columns, "pairs", conversations)
 
 
 def _columns(tokens: Tokens, prefix: str = "") -> dict[str, Any]:
@@ -592,9 +634,10 @@ def _of_rows(tokens: Tokens, texts: list[tuple[str, str]], source: int) -> dict[
     }
 
 
-def _serialized(columns: dict[str, Any], rows: RowKind) -> Any:
+def _serialized(columns: dict[str, Any], rows: RowKind, conversations: list[str] | None) -> Any:
     import pyarrow
 
-    kind = schema(held_out=True, rows=rows)
+    kind = schema(held_out=True, rows=rows, prompts=conversations is not None)
+    columns = columns if conversations is None else {**columns, ROW: conversations}
     arrays = [pyarrow.array(columns[field.name], field.type) for field in kind]
     return pyarrow.RecordBatch.from_arrays(arrays, schema=kind).serialize()

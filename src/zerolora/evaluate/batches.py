@@ -3,12 +3,11 @@
 import json
 from bisect import bisect_right
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import psutil
 import torch
 
-from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError
 from zerolora.machine import devices
 from zerolora.machine.devices import on_gpu
@@ -24,10 +23,22 @@ UNKNOWN = 8
 CGROUPS = Path("/sys/fs/cgroup")
 
 
+class Answering(Protocol):
+    """The settings of a stage that answers, as far as its batches depend on them."""
+
+    @property
+    def batch(self) -> int | Literal["auto"]:
+        """Number of prompts per batch."""
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Maximum length of an answer in tokens."""
+
+
 class PromptBatches:
     """The batches of one model on one device."""
 
-    def __init__(self, model: Any, settings: EvaluateSettings, ranks: int = 1) -> None:
+    def __init__(self, model: Any, settings: Answering, ranks: int = 1) -> None:
         """`ranks` processes share a CPU's memory."""
         self.settings, self.free, self.spec = settings, 0, None
         if settings.batch == "auto":
@@ -61,7 +72,7 @@ class PromptBatches:
         return -(-left // -(-left // most))
 
 
-def least_bytes(weights: Path, settings: EvaluateSettings, prompt: int) -> int:
+def least_bytes(weights: Path, settings: Answering, prompt: int) -> int:
     """Return the minimum bytes of a batch of prompts beside the weights, in half precision; 0 without an estimate."""
     try:
         spec = read_model_spec(weights)
@@ -71,7 +82,7 @@ def least_bytes(weights: Path, settings: EvaluateSettings, prompt: int) -> int:
     return sum(answering(spec, torch.bfloat16.itemsize, "sdpa", rows, prompt, settings.max_new_tokens))
 
 
-def paged_cache(settings: EvaluateSettings, config: Any, length: int) -> tuple[int, int]:
+def paged_cache(settings: Answering, config: Any, length: int) -> tuple[int, int]:
     """Return the number of rows of `length` tokens in vLLM's batch on a CPU, and the bytes of their fp32 cache, at most
     SHARE of the free memory."""
     rows = AUTO_ROWS if settings.batch == "auto" else settings.batch

@@ -26,9 +26,9 @@ from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.difference import UNMERGED
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load_tokenizer, stops_of
 from zerolora.evaluate.free_form import BITS, FREE_FORM, bits_per_byte, is_free_form, supervised_bytes
-from zerolora.evaluate.kept import KeptAnswers, key_of
+from zerolora.evaluate.kept import KeptAnswers, figures_in, key_of
 from zerolora.evaluate.merged_logits import next_tokens, of_base, of_merged
-from zerolora.evaluate.ranks import answer, answer_on_ranks, asked_rows, held_out, load_for, room_beside
+from zerolora.evaluate.ranks import answer, answer_on_ranks, asked_rows, held_out, load_for, longest_of, room_beside
 from zerolora.evaluate.row_losses import summed_losses, supervised_tokens
 from zerolora.evaluate.tasks import task_of
 from zerolora.evaluate.tasks.task import Judgement
@@ -83,7 +83,7 @@ def evaluate(
         ]
         texts, loaded = _answers(settings, data, model, asked, kept[0])
         answered = [texts]
-        resources = {"engine": engine, **_resources(kept[0])}
+        resources = {"engine": engine, **resources_of(kept[0].folder, sum(each.tokens for each in kept[0].all()))}
         scored = [_scored(loaded, rows, _of_rows(numbers, kept[0]))]
         figures = {"loss": scored[0].loss, **_of_texts(settings, model, data, rows, asked, scored[0])}
         if model.merged and model.adapter:
@@ -225,7 +225,7 @@ def _answers(
         answer_on_ranks(settings, data, model, asked, kept)
     memory = PeakMemory(model.torch_device)
     if loaded is None:
-        loaded, tokenizer = load_for(settings, data, model, asked)
+        loaded, tokenizer = load_for(settings, data, model, longest_of(asked))
     else:
         tokenizer, _ = load_tokenizer(model.base, added_tokens.of_data(data), model.loaded_adapter)
     if left := kept.left():
@@ -238,11 +238,10 @@ def _answers(
     return texts, loaded
 
 
-def _resources(kept: KeptAnswers) -> dict[str, float]:
-    """Return the speed of the processes that answered, and their highest memory peaks; and the seconds that all answers
-    took, unless an earlier start gave some."""
-    tokens = sum(each.tokens for each in kept.all())
-    figures = kept.figures()
+def resources_of(folder: Path, tokens: int) -> dict[str, float]:
+    """Return the speed of the processes that answered into a folder, and their highest memory peaks; and the seconds
+    that all answers, of `tokens`, took, unless an earlier start gave some."""
+    figures = figures_in(folder)
     seconds = max((each["seconds"] for each in figures), default=0.0)
     peaks = {
         f"peak_{where}_bytes_{when}": max((each[when][where] for each in figures), default=0)

@@ -1,4 +1,4 @@
-"""Greedy generation in batches of prompts of similar length.
+"""Generation in batches of prompts of similar length: greedy, or of drawn tokens (sample/).
 
 Prompts are padded on the left, and the model computes positions from the mask, so an answer does not depend on its
 batch. When half of the rows of a batch have ended, the others continue without them, with their keys and values.
@@ -31,6 +31,8 @@ SMALLEST = 4
 """A batch of at most this many rows is not reduced."""
 FEWEST = 8
 """Minimum number of shared tokens."""
+TOGETHER = 8
+"""Prompts, of similar length where they are sorted, that are computed together before their answers."""
 TRIED = 3
 """Tokens of the row on which a model's cache is tried."""
 
@@ -129,20 +131,22 @@ def answer_batch(
     prefix: SharedPrefix | None = None,
     ended: Callable[[list[int]], bool] | None = None,
     score: Callable[[Any, torch.Tensor, torch.Tensor], None] | None = None,
+    draw: Callable[[list[int], int], Any] | None = None,
+    cache: Any = None,
 ) -> list[list[int]]:
     """Return the tokens after each prompt, up to and including the first stop token, at most `limit`.
 
     An answer for which `ended` is true may stop there, without a stop token. All prompts begin with `prefix`, followed
     by the padding. `score` is called once with the cache of all prompts, their mask and last tokens, if the model's
-    cache has keys and values of every token.
+    cache has keys and values of every token. `draw` returns, for some of the rows and the tokens of the longest prompt,
+    the processor of the logits whose largest value is the next token. `cache` is one of `cache_of_prompts`.
     """
     prefix = prefix or SharedPrefix()
-    longest, shared = max(map(len, prompts)), prefix.length
-    rows = [(prompt[:shared], [padding] * (longest - len(prompt)), prompt[shared:]) for prompt in prompts]
-    tokens = torch.tensor([[*first, *pads, *own] for first, pads, own in rows]).to(model.device)
-    mask = torch.tensor([[1] * shared + [0] * len(pads) + [1] * len(own) for _, pads, own in rows]).to(model.device)
+    tokens, mask = _padded(prompts, prefix.length, padding, model.device)
+    longest = tokens.shape[1]
     answers: list[list[int]] = [[] for _ in prompts]
-    alive, cache = list(range(len(prompts))), cache_of(model, prefix, len(prompts), longest + limit - 1)
+    alive = list(range(len(prompts)))
+    cache = cache or cache_of(model, prefix, len(prompts), longest + limit - 1)
     score = score if cache is not None else None
     while alive:
         left = limit + longest - tokens.shape[1]
@@ -157,6 +161,7 @@ def answer_batch(
                 past_key_values=cache,
                 generation_config=settings,
                 stopping_criteria=[_Ended(longest, stops, half, ended)],
+                logits_processor=[draw(alive, longest)] if draw else None,
             )
         tokens, cache = output.sequences, output.past_key_values
         if score:  # while the cache has all rows
@@ -180,6 +185,57 @@ def answer_batch(
         ones = mask.new_ones(len(rest), tokens.shape[1] - mask.shape[1])
         mask = torch.cat([mask[rest], ones], dim=1)
     return answers
+
+
+def _padded(
+    prompts: Sequence[list[int]], shared: int, padding: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens of prompts and their mask: [rows, longest], padded after the `shared` first tokens."""
+    longest = max(map(len, prompts))
+    rows = [(prompt[:shared], [padding] * (longest - len(prompt)), prompt[shared:]) for prompt in prompts]
+    tokens = torch.tensor([[*first, *pads, *own] for first, pads, own in rows]).to(device)
+    mask = torch.tensor([[1] * shared + [0] * len(pads) + [1] * len(own) for _, pads, own in rows]).to(device)
+    return tokens, mask
+
+
+def cache_of_prompts(
+    model: Any, padding: int, prompts: Sequence[list[int]], limit: int, prefix: SharedPrefix
+) -> Callable[[], Any]:
+    """Compute prompts but for their last token once, for several calls of `answer_batch` with answers of at most
+    `limit` tokens. Return a function that returns the cache of each call in turn, in the same buffers; or None, if the
+    model's cache does not keep keys and values of every token.
+    """
+    computed = max(map(len, prompts)) - 1
+    if computed <= prefix.length or not _keeps_all_tokens(model):
+        return lambda: None
+    cache = cache_of(model, SharedPrefix(), len(prompts), computed + limit)
+    for start in range(0, len(prompts), TOGETHER):
+        rows = slice(start, start + TOGETHER)
+        part = _computed(model, padding, prompts[rows], prefix)
+        for layer, own in zip(cache.layers, part.layers, strict=True):
+            layer.place(rows, len(prompts), own, prefix.length, computed)
+
+    def again() -> Any:
+        result: Any = DynamicCache(config=model.config)
+        result.layers = [layer.cut_to(computed) for layer in cache.layers]
+        return result
+
+    return again
+
+
+def _computed(model: Any, padding: int, prompts: Sequence[list[int]], prefix: SharedPrefix) -> Any:
+    """Return the cache of prompts but for their last token."""
+    tokens, mask = _padded(prompts, prefix.length, padding, model.device)
+    length = tokens.shape[1] - 1
+    cache = cache_of(model, prefix, len(prompts), max(length, 1))
+    settings = greedy(1, (), padding)
+    if length > prefix.length:
+        with torch.no_grad(), own_settings(model, settings):
+            # Its token is not used: `generate` computes the positions of padded rows.
+            model.generate(
+                input_ids=tokens[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache, generation_config=settings
+            )
+    return cache
 
 
 class _Ended:
@@ -258,6 +314,28 @@ class PreallocatedLayer(DynamicLayer):
         for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
             buffer[:, :, start:end] = new
         return self._show(end)
+
+    def place(self, rows: slice, count: int, part: "PreallocatedLayer", shared: int, filled: int) -> None:
+        """Copy the states of some of `count` rows into the buffers: the `shared` first ones, and the others so that the
+        last one is at position `filled` - 1. Positions between them are padding, and 0."""
+        if not part.get_seq_length():  # of prompts of one token
+            return
+        if not self.buffers:
+            self.lazy_initialization(*part.buffers)
+            shapes = [(count, each.shape[1], self.positions, each.shape[3]) for each in part.buffers]
+            self.buffers = [each.new_zeros(shape) for each, shape in zip(part.buffers, shapes, strict=True)]
+        length = part.get_seq_length()
+        for buffer, own in zip(self.buffers, part.buffers, strict=True):
+            buffer[rows, :, :shared] = own[:, :, :shared]
+            buffer[rows, :, filled - (length - shared) : filled] = own[:, :, shared:length]
+
+    def cut_to(self, filled: int) -> "PreallocatedLayer":
+        """Return a layer in the same buffers, with their first `filled` tokens."""
+        result = PreallocatedLayer(self.positions)
+        result.lazy_initialization(*self.buffers)
+        result.buffers = list(self.buffers)
+        result._show(filled)
+        return result
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep only these rows."""

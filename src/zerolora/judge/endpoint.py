@@ -1,4 +1,4 @@
-"""The judge behind an OpenAI-compatible endpoint: one chat completion at a time, with retries.
+"""A model behind an OpenAI-compatible endpoint, such as the judge: one chat completion at a time, with retries.
 
 The key goes into the header of each request and nowhere else: redirects are not followed, answers are cleared of it,
 and errors of the HTTP library whose text could contain it are not shown.
@@ -6,6 +6,7 @@ and errors of the HTTP library whose text could contain it are not shown.
 
 import contextlib
 import email.utils
+import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -13,7 +14,6 @@ from typing import Any, NamedTuple
 
 import httpx2
 
-from zerolora.config.settings import JudgeSettings
 from zerolora.config.values import is_loopback
 from zerolora.errors import UserError, shown
 from zerolora.log import LOGGER
@@ -27,12 +27,34 @@ TIMEOUT = 300.0
 BUSY = 429
 
 
+OF_SEED = re.compile(r"\bseed\b", re.IGNORECASE)
+"""What an endpoint says that takes no seed."""
+
+
+class NoSeedError(UserError):
+    """The endpoint does not accept a request because of its seed."""
+
+
+class Service(NamedTuple):
+    """An endpoint, and where the config has it."""
+
+    section: str
+    """Section of the config, in messages."""
+    key: str
+    """Key of the address in it."""
+    address: str | None
+    model: str | None
+    key_variable: str | None
+    page: str
+    """Page of the docs."""
+
+
 class Reply(NamedTuple):
-    """An answer of the judge."""
+    """An answer of a model."""
 
     text: str
     model: str
-    """The judge's name according to the endpoint; may be empty."""
+    """The model's name according to the endpoint; may be empty."""
     prompt_tokens: int | None
     completion_tokens: int | None
     """None if the endpoint does not report usage."""
@@ -40,21 +62,27 @@ class Reply(NamedTuple):
 
 
 class Endpoint:
-    """The connection to the judge. Use as a context manager."""
+    """The connection to a model. Use as a context manager. Threads may share it."""
 
     def __init__(
         self,
-        settings: JudgeSettings,
+        service: Service,
+        body: Mapping[str, Any],
         environment: Mapping[str, str],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Raises UserError if endpoint or model are not set, or the key's variable contains no key."""
-        for name in ("endpoint", "model"):
-            if getattr(settings, name) is None:
-                raise UserError(f"config/config.yaml: judge.{name} is not set; set it, as docs/evaluation.md shows")
-        self.address, self.model = str(settings.endpoint), str(settings.model)
-        self._body = {"model": self.model, "temperature": 0, "max_tokens": settings.judge_tokens}
-        self._key = _key(settings.key_variable, environment)
+        """body: further keys of each request. Raises UserError if address or model are not set, or the key's variable
+        contains no key."""
+        for name, value in ((service.key, service.address), ("model", service.model)):
+            if value is None:
+                raise UserError(
+                    f"config/config.yaml: {service.section}.{name} is not set; set it, as {service.page} shows"
+                )
+        self.address, self.model = str(service.address), str(service.model)
+        self._service, self._here = service, f"{service.section}.{service.key}: {self.address}"
+        self._name = service.section.partition(".")[0]
+        self._body = {"model": self.model, **body}
+        self._key = _key(service, environment)
         self._sleep = sleep
         self._reached = False
         # A proxy of the environment would read the key on its way to a loopback address.
@@ -66,22 +94,22 @@ class Endpoint:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def ask(self, messages: list[dict[str, str]]) -> Reply:
-        """Return the judge's answer to a conversation.
+    def ask(self, messages: list[dict[str, Any]], **body: Any) -> Reply:
+        """Return the model's answer to a conversation; `body` has further keys of the request.
 
         Retries after 429, 5xx, timeouts and broken connections, in 1, 2, 4 … seconds or after Retry-After. Raises
-        UserError for any other error, and after ATTEMPTS.
+        NoSeedError for a seed that it does not take, and UserError for any other error, and after ATTEMPTS.
         """
         for attempt in range(1, ATTEMPTS + 1):
             wait: float | None = None
             try:
                 headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-                body = {**self._body, "messages": messages}
-                response = self._client.post(f"{self.address}/chat/completions", json=body, headers=headers)
+                content = {**self._body, **body, "messages": messages}
+                response = self._client.post(f"{self.address}/chat/completions", json=content, headers=headers)
             except httpx2.RequestError as error:
                 if isinstance(error, httpx2.ConnectError) and not self._reached:
                     raise UserError(
-                        f"judge.endpoint: {self.address}: no connection ({self._clear(str(error))}); correct the "
+                        f"{self._here}: no connection ({self._clear(str(error))}); correct the "
                         "address, or start the server"
                     ) from None
                 problem = type(error).__name__  # its text may quote the header with the key
@@ -93,10 +121,10 @@ class Endpoint:
             wait = min(2.0 ** (attempt - 1), LONGEST_WAIT) if wait is None else wait
             if attempt == ATTEMPTS or wait > LONGEST_WAIT:
                 raise UserError(
-                    f"judge.endpoint: {self.address}: {problem} at attempt {attempt} of {ATTEMPTS}, and asks to wait "
+                    f"{self._here}: {problem} at attempt {attempt} of {ATTEMPTS}, and asks to wait "
                     f"{wait:,.0f} s; run it again later to resume"
                 )
-            LOGGER.info("judge: %s at attempt %d of %d; again in %.0f s", problem, attempt, ATTEMPTS, wait)
+            LOGGER.info("%s: %s at attempt %d of %d; again in %.0f s", self._name, problem, attempt, ATTEMPTS, wait)
             self._sleep(wait)
         raise AssertionError
 
@@ -104,15 +132,16 @@ class Endpoint:
         status = response.status_code
         if status in (401, 403):
             raise UserError(
-                f"judge.endpoint: {self.address}: refuses access (status {status}); put a valid key into the "
-                "environment variable that judge.key_variable names"
+                f"{self._here}: refuses access (status {status}); put a valid key into the environment variable that "
+                f"{self._service.section}.key_variable names"
             )
         try:
             value = response.json()
         except ValueError:
             value = None
         if status != 200:
-            raise UserError(f"judge.endpoint: {self.address}: {self._refusal(status, value)}")
+            kind = NoSeedError if OF_SEED.search(_said(value)) else UserError
+            raise kind(f"{self._here}: {self._refusal(status, value)}")
         try:
             choice = value["choices"][0]
             text = choice["message"]["content"] or ""
@@ -122,7 +151,7 @@ class Endpoint:
             text, choice, tokens = None, {}, []
         if not isinstance(text, str):
             raise UserError(
-                f"judge.endpoint: {self.address}: the answer is not a chat completion; give the address of an "
+                f"{self._here}: the answer is not a chat completion; give the address of an "
                 "OpenAI-compatible endpoint, as in https://judge.example/v1"
             )
         prompt_tokens, completion_tokens = (
@@ -137,12 +166,12 @@ class Endpoint:
         """Return the error of an answer with a status other than 200, and the remedy."""
         if 300 <= status < 400:
             return "redirects to another address, which the key is not sent to; use that address"
-        error = value.get("error", value) if isinstance(value, dict) else None
-        said = error.get("message") if isinstance(error, dict) else error
-        reason = f"status {status}" + (f", {shown(self._clear(said))}" if isinstance(said, str) else "")
+        said = self._clear(_said(value))
+        reason = f"status {status}" + (f", {shown(said)}" if said else "")
         if status == 404:
-            return f"has no model {shown(self.model)} or no /chat/completions ({reason}); correct judge.model"
-        return f"refuses the request ({reason}); correct the section judge of config/config.yaml"
+            remedy = f"correct {self._service.section}.model"
+            return f"has no model {shown(self.model)} or no /chat/completions ({reason}); {remedy}"
+        return f"refuses the request ({reason}); correct the section {self._name} of config/config.yaml"
 
     def _clear(self, text: str) -> str:
         """Return a text without the key and without lone surrogates, which cannot be written to a file."""
@@ -150,19 +179,23 @@ class Endpoint:
         return text.replace(self._key, "[key]") if self._key else text
 
 
-def _key(variable: str | None, environment: Mapping[str, str]) -> str | None:
+def _said(value: Any) -> str:
+    """Return the message of an error's body; "" without one."""
+    error = value.get("error", value) if isinstance(value, dict) else None
+    said = error.get("message") if isinstance(error, dict) else error
+    return said if isinstance(said, str) else ""
+
+
+def _key(service: Service, environment: Mapping[str, str]) -> str | None:
     """Return the key in an environment variable; no message contains it."""
-    if variable is None:
+    if (variable := service.key_variable) is None:
         return None
+    here = f"{service.section}.key_variable"
     key = environment.get(variable, "").strip()
     if not key:
-        raise UserError(
-            f"judge.key_variable: the environment variable {variable} is not set; put the judge's key there"
-        )
+        raise UserError(f"{here}: the environment variable {variable} is not set; put the model's key there")
     if not all("!" <= each <= "~" for each in key):
-        raise UserError(
-            f"judge.key_variable: {variable} contains characters that no key has; put the judge's key there"
-        )
+        raise UserError(f"{here}: {variable} contains characters that no key has; put the model's key there")
     return key
 
 

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from zerolora.config.method_sections import Quantization
-from zerolora.config.settings import EvaluateSettings, ReferenceSettings, RenderSettings, TeacherSettings
+from zerolora.config.settings import (
+    EvaluateSettings,
+    ReferenceSettings,
+    RenderSettings,
+    SampleSettings,
+    TeacherSettings,
+)
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json
 from zerolora.memory.decoder import evaluation
@@ -50,6 +56,11 @@ WARNING_MINUTES = 3
 """Of training: profiles/slurm asks for a warning 120 seconds before the limit, and Slurm may be a minute early."""
 TRIAL_SECONDS = 47
 """Seconds of a trial on shapes with an export, on the tests' Slurm of two busy cores (2026-11-30)."""
+REQUEST_SECONDS = 2.0
+"""Seconds of a request to a served model, of several at a time: an assumption."""
+DRAW_BYTES = 24
+"""Bytes of drawing a token, for each row and token of the vocabulary: probabilities in fp32, two copies, and numbers of
+32 and 64 bits (sample/draws.py)."""
 SHARED_DISK = 2e8
 """Bytes/s of a file system that many nodes share: an assumption."""
 # Measured by benchmarks/prepare_memory.py: bytes of a process, bytes per byte of input, bytes/s of a process.
@@ -158,25 +169,58 @@ def evaluating(
     gpus_per_node: int | None = None,
     models: int = 1,
 ) -> Resources:
-    """Return the resources of evaluating `models` models of one size in turn: on the fewest of a node's GPUs that hold
-    one for each rank, or on all, with the rest in host memory; or on a CPU in fp32. `gpus_per_node` is by default
-    training's number.
+    """Return the resources of evaluating `models` models of one size in turn, on devices as for `answering_rows`.
 
     Raises UserError if a stage's file is missing.
     """
-    spec, statistics = read_model_spec(model), read_json(data / "stats.json", "zerolora stage prepare")
-    stored = _weight_bytes(model)
+    statistics = read_json(data / "stats.json", "zerolora stage prepare")
     rows, longest = statistics[f"{settings.split}_rows"], max(1, statistics[f"{settings.split}_longest_row"])
     rows = min(rows, settings.rows or rows)
+    return answering_rows(settings, model, rows, longest, run, gpus_per_node, models)
+
+
+def sampling(
+    settings: SampleSettings,
+    model: Path,
+    prompts: int,
+    longest: int,
+    run: RenderSettings,
+    gpus_per_node: int | None = None,
+) -> Resources:
+    """Return the resources of sampling answers to prompts of up to `longest` tokens, on devices as for
+    `answering_rows`; of a served model, those of a process that asks.
+
+    Raises UserError if a stage's file is missing.
+    """
+    if settings.of.served:
+        return _resources(prompts * settings.n * REQUEST_SECONDS, LIBRARIES)
+    return answering_rows(settings, model, prompts * settings.n, max(1, longest), run, gpus_per_node)
+
+
+def answering_rows(
+    settings: EvaluateSettings | SampleSettings,
+    model: Path,
+    rows: int,
+    longest: int,
+    run: RenderSettings,
+    gpus_per_node: int | None,
+    models: int = 1,
+) -> Resources:
+    """Return the resources of answering `rows` prompts of up to `longest` tokens with `models` models of one size in
+    turn: on the fewest of a node's GPUs that hold one for each rank, or on all, with the rest in host memory; or on a
+    CPU in fp32. `gpus_per_node` is by default training's number.
+
+    Raises UserError if a stage's file is missing.
+    """
+    spec, stored = read_model_spec(model), _weight_bytes(model)
     # With batch: auto one prompt must fit on a GPU; a CPU's request is for the rows in use.
     open_batch = settings.batch == "auto"
     half = _answering(spec, settings, longest, BYTES["bf16"], 1 if open_batch else None)
     on_gpu = run.device == "cuda"
     of_node = run.ranks_per_node if gpus_per_node is None else gpus_per_node
     most = of_node // settings.ranks
-    cache = answering(
-        spec, BYTES["bf16"], "sdpa", 1 if open_batch else _batch(settings), longest, settings.max_new_tokens
-    )[0]
+    together = 1 if open_batch else _batch(settings)
+    cache = answering(spec, BYTES["bf16"], "sdpa", together, longest, settings.max_new_tokens)[0]
     gpus = _gpus(spec, stored, cache, half - cache, run, most) if on_gpu else 0
     if settings.engine == "vllm":  # which divides heads evenly among GPUs
         numbers = range(gpus, most + 1) if gpus else range(most, 0, -1)
@@ -330,10 +374,12 @@ def _weight_bytes(model: Path) -> int:
 
 
 def _answering(
-    model: ModelSpec, settings: EvaluateSettings, longest: int, width: int, rows: int | None = None
+    model: ModelSpec, settings: EvaluateSettings | SampleSettings, longest: int, width: int, rows: int | None = None
 ) -> float:
     """Return the peak bytes, without weights, of generating answers, `rows` at a time, and of computing the loss."""
     answers = sum(answering(model, width, "sdpa", rows or _batch(settings), longest, settings.max_new_tokens))
+    if isinstance(settings, SampleSettings):
+        return answers + DRAW_BYTES * (rows or _batch(settings)) * model.vocabulary
     together = max(1, EVALUATION_TOKENS // longest)
     measuring = evaluation(
         model, ForwardSpec(together, longest, width, "sdpa", True, False, "supervised", longest), NOTHING
@@ -341,12 +387,12 @@ def _answering(
     return max(answers, measuring)
 
 
-def _batch(settings: EvaluateSettings) -> int:
+def _batch(settings: EvaluateSettings | SampleSettings) -> int:
     return AUTO_ROWS if settings.batch == "auto" else settings.batch
 
 
 def _answering_seconds(
-    model: ModelSpec, settings: EvaluateSettings, rows: int, longest: int, run: RenderSettings
+    model: ModelSpec, settings: EvaluateSettings | SampleSettings, rows: int, longest: int, run: RenderSettings
 ) -> float:
     """Return the seconds of answering all prompts and computing the loss on one device."""
     run = run if run.device == "cuda" else run.model_copy(update={"precision": "fp32"})
@@ -379,6 +425,6 @@ def _forward_seconds(model: ModelSpec, length: int, rows: int, run: RenderSettin
     return step_seconds(step_work(model, spec, row), STRATEGIES["zero0"], hardware).forward + issuing
 
 
-def _passes(settings: EvaluateSettings, rows: int) -> int:
+def _passes(settings: EvaluateSettings | SampleSettings, rows: int) -> int:
     """Return the forward passes of answering all prompts and computing the loss."""
     return math.ceil(rows / _batch(settings)) * (2 + settings.max_new_tokens)

@@ -82,12 +82,7 @@ class RepeatedFigure:
 
     def difference(self, first: SeedGroup, second: SeedGroup) -> tuple[float, float, float]:
         """Return by how much the second mean is higher, and the ends of its interval."""
-        free = sum(len(group.values) - 1 for group in self.groups)
-        spread = math.sqrt(math.fsum(group.squares for group in self.groups) / free)
-        runs = 1 / len(first.values) + 1 / len(second.values)
-        half = _range(len(self.groups), free) * spread * math.sqrt(runs / 2)
-        less = second.mean - first.mean
-        return less, less - half, less + half
+        return difference_of(self.groups, first, second)
 
     def as_good(self) -> list[SeedGroup]:
         """Return the groups that cannot be told apart from the best one by their seeds, which is not among them."""
@@ -95,6 +90,16 @@ class RepeatedFigure:
             return []
         others = [group for group in self.groups if group is not best]
         return [group for group in others if (ends := self.difference(best, group))[1] <= 0 <= ends[2]]
+
+
+def difference_of(groups: Sequence[SeedGroup], first: SeedGroup, second: SeedGroup) -> tuple[float, float, float]:
+    """Return by how much the second mean of two groups among several is higher, and the ends of its interval."""
+    free = sum(len(group.values) - 1 for group in groups)
+    spread = math.sqrt(math.fsum(group.squares for group in groups) / free)
+    runs = 1 / len(first.values) + 1 / len(second.values)
+    half = _range(len(groups), free) * spread * math.sqrt(runs / 2)
+    less = second.mean - first.mean
+    return less, less - half, less + half
 
 
 @functools.cache

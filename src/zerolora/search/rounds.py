@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from zerolora.config.file import load
 from zerolora.config.runs_file import write_runs
@@ -86,7 +87,7 @@ def _after(command: Sequence[str], name: str, study: Study, config: Path) -> Stu
     Raises UserError if it fails for a reason other than a failed trial, or leaves a trial without a result.
     """
     write_runs(load(config))
-    code, text = _run(command), " ".join(command)
+    (code, _), text = run_to_end(command), " ".join(command)
     if code == 0:
         waiting = [number for number, each in enumerate(outcomes(name, study)) if each.state == "waiting"]
         if waiting:
@@ -116,9 +117,10 @@ def _reasons() -> Iterator[tuple[str, str]]:
             yield row["run"], row["reason"]
 
 
-def _run(command: Sequence[str]) -> int:
-    """Run a command and return its exit code. Ctrl-C reaches it directly, SIGTERM is forwarded: it ends by itself."""
-    terminated = threading.Event()
+def run_to_end(command: Sequence[str], **options: Any) -> tuple[int, bool]:
+    """Run a command, with options of Popen, and return its exit code and whether it was asked to stop. Ctrl-C reaches
+    it directly, SIGTERM is forwarded: it ends by itself."""
+    interrupted, terminated = threading.Event(), threading.Event()
     running: subprocess.Popen[bytes] | None = None
 
     def forward(*_: object) -> None:
@@ -127,17 +129,18 @@ def _run(command: Sequence[str]) -> int:
             running.terminate()
 
     # Installed before the command starts, so that no signal ends the search alone.
-    handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: forward}
+    handlers = {signal.SIGINT: lambda *_: interrupted.set(), signal.SIGTERM: forward}
     before = {
         number: signal.signal(number, handler)
         for number, handler in handlers.items()
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
-        running = subprocess.Popen(command)
+        running = subprocess.Popen(command, **options)
         if terminated.is_set():
             running.terminate()
-        return running.wait()
+        code = running.wait()
+        return code, interrupted.is_set() or terminated.is_set()
     except OSError as error:
         raise UserError(
             f"{shown(command[0])}: {os.strerror(error.errno or 0)}; give the command that runs all runs after --, as "

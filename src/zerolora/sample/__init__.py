@@ -1,0 +1,1 @@
+"""Samples answers of a model: the stage sample."""

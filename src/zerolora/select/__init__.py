@@ -1,0 +1,1 @@
+"""Selects rows to train on from sampled answers: the stage select."""
