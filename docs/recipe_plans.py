@@ -16,7 +16,9 @@ from zerolora.model.read_spec import read_model_spec
 from zerolora.planner.candidates import Candidate, Planning
 from zerolora.planner.choice import choose
 from zerolora.planner.run_hardware import hardware_of
+from zerolora.planner.slurm_resources import of_teacher
 from zerolora.planner.user_config import filled, layout_of
+from zerolora.train.objectives import OBJECTIVES
 from zerolora.units import GIB
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,10 +32,12 @@ PRICED = 10_000_000  # tokens whose cost is shown
 
 @dataclass(frozen=True)
 class Assumed:
-    """Assumptions beside the config: the model's config.json, and the mean length of the rows."""
+    """Assumptions beside the config: the config.json of the models, and the mean length of the rows."""
 
     model: Path
     row: int = 300
+    teacher: Path | None = None
+    """The teacher's config.json."""
 
 
 ASSUMED = {
@@ -54,6 +58,7 @@ ASSUMED = {
     "llama-3-8b-dora-1x80gb": Assumed(MODELS / "llama-3-8b.json"),
     "llama-3-8b-lora-8x80gb": Assumed(MODELS / "llama-3-8b.json"),
     "llama-3-8b-orpo-qlora-1x24gb": Assumed(MODELS / "llama-3-8b.json", row=800),
+    "llama-3.1-8b-distill-70b-8x80gb": Assumed(MODELS / "llama-3.1-8b.json", teacher=MODELS / "llama-3-70b.json"),
     "llama-3.1-8b-128k-8x80gb": Assumed(MODELS / "llama-3.1-8b.json", row=131_072),
     "llama-3.2-1b-full-2x24gb": Assumed(MODELS / "llama-3.2-1b.json"),
     "nemotron-3-nano-30b-lora-1x80gb": Assumed(MODELS / "nemotron-3-nano-30b-a3b.json"),
@@ -121,7 +126,25 @@ def written(name: str, text: str, planned: dict[str, Candidate | str]) -> str:
             *(_row(name, run, best) for run, best in planned.items()),
         ]
     )
-    return MARK.sub(lambda match: f"{match[1]}{_assumption(assumed, settings)}\n\n{table}\n{match[2]}", text)
+    more = f"\n\n{_teaching(assumed.teacher, settings)}" if assumed.teacher else ""
+    return MARK.sub(lambda match: f"{match[1]}{_assumption(assumed, settings)}\n\n{table}{more}\n{match[2]}", text)
+
+
+def _teaching(teacher: Path, settings: RunSettings) -> str:
+    """Return the plan of the stage `teacher` for PRICED tokens, half of them supervised."""
+    spec, supervised = read_model_spec(teacher), PRICED // 2
+    chosen, longest = settings.teacher, settings.pack.capacity
+    if chosen is None or longest is None:
+        raise ValueError("the run has no teacher, or no packed rows")
+    needs = of_teacher(spec, 2 * spec.parameters, chosen, PRICED, supervised, longest, settings.render)
+    objective = OBJECTIVES[settings.train.objective].configured(settings.render.objective_settings)
+    text = (
+        f"The stage `teacher`, for {PRICED // 10**6} million tokens, once for all runs and epochs: {needs['gpus']} "
+        f"GPUs for {needs['seconds'] / 3600:.1f} hours, {needs['host_bytes'] / GIB:.0f} GiB of host memory while it "
+        f"loads, and {objective.row_bytes(supervised) / GIB:.2f} GiB on disk, {objective.row_bytes(1)} bytes for each "
+        "supervised token."
+    )
+    return textwrap.fill(text, 125, break_on_hyphens=False)
 
 
 def _assumption(assumed: Assumed, settings: RunSettings) -> str:

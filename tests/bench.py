@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 import yaml
 from conftest import BIN, ROOT, SERVERS, TINY_CONFIG, project_environment
 from fork_server import ForkServer, Started
+from safetensors.torch import load_file, save_file
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
@@ -23,10 +25,12 @@ from zerolora.config.settings import (
     PrepareSettings,
     ReferenceSettings,
     RenderSettings,
+    TeacherSettings,
 )
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
+from zerolora.evaluate import teacher_probabilities
 from zerolora.evaluate.reference_log_probabilities import compute
 from zerolora.fetch.models import fetch
 from zerolora.fetch.restore import restore
@@ -59,6 +63,7 @@ class Bench:
         self.tasks: dict[str, Any] = {}
         """`tasks.rows` of the config; their rows are in the folder tasks."""
         self.settings = self.resolved()
+        self.model = model
         fetched = FetchDirectory(path=str(model), license="MIT", dequantize=dequantize)
         fetch(fetched, folder / "w/tiny", folder / "m/tiny")
         restore(folder / "m/tiny", folder / "w/tiny")
@@ -131,6 +136,29 @@ class Bench:
         checked = ReferenceSettings.model_validate({"device": "cpu", "precision": "fp32"} | settings)
         compute(checked, self.folder / data, self.folder / "w/tiny.json", self.folder / f"{data}-reference")
 
+    def teach(self, data: str = "data", name: str = "teacher", own: bool = False, **settings: Any) -> Path:
+        """Compute the values of a teacher of a data set, in the folder `name`: those of the model itself with `own`, or
+        of one with other weights."""
+        weights = self.folder / "w/tiny.json"
+        if not own:
+            weights = self.folder / "w/other.json"
+            if not weights.is_file():
+                other = self.folder / "other"
+                shutil.copytree(self.model, other)
+                draw = torch.Generator().manual_seed(0)
+                for file in other.glob("*.safetensors"):
+                    tensors = load_file(file)
+                    changed = {
+                        name: each + 0.1 * torch.randn(each.shape, generator=draw) for name, each in tensors.items()
+                    }
+                    save_file(changed, file, {"format": "pt"})
+                fetch(FetchDirectory(path=str(other), license="MIT"), self.folder / "w/other", self.folder / "m/other")
+                restore(self.folder / "m/other", self.folder / "w/other")
+        checked = TeacherSettings.model_validate({"model": "other", "device": "cpu", "precision": "fp32"} | settings)
+        output = self.folder / name
+        teacher_probabilities.compute(checked, self.folder / data, self.folder / "m/tiny", weights, output)
+        return output
+
     def mark(self) -> None:
         """Add a data set whose prompt format and texts have tokens that the model lacks, and its packing."""
         rows = self.settings["prepare"]["rows"] | MARKED | {"path": str(self.folder / "rows.json")}
@@ -161,10 +189,14 @@ class Bench:
         local: int | None = None,
         checkpoints: str | None = None,
         reference: str | None = None,
+        teacher: str | None = None,
         **train: Any,
     ) -> list[str]:
         """Render a run's JSON and return the command that trains it. `local` is how many ranks count as a node;
-        `checkpoints` names another run whose checkpoints it shares; `reference` a directory of log-probabilities."""
+        `checkpoints` names another run whose checkpoints it shares; `reference` a directory of log-probabilities,
+        `teacher` one of a teacher's values."""
+        if teacher:
+            train = {"distill": {"teacher": "tiny"}} | train
         run = self.resolved(strategy, **train)["runs"]["default"]
         write_json(
             self.folder / name / "estimate.json",
@@ -188,6 +220,7 @@ class Bench:
             "output": self.folder / name,
             "logs": self.folder / name / "logs",
             **({"reference": self.folder / reference} if reference else {}),
+            **({"teacher": self.folder / teacher} if teacher else {}),
             "tasks": self.folder / "tasks",
         }
         options = [text for option, path in paths.items() for text in (f"--{option}", str(path))]

@@ -64,8 +64,8 @@ QUERIES = {"llama-3.2-1b": "q_proj", "qwen2.5-0.5b": "q_proj", "gpt2": "c_attn"}
 # peft does not know the modules that (IA)³ scales in these.
 WITHOUT_IA3 = ("qwen3-8b", "phi-3-mini-4k", "olmoe-1b-7b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite",
                "deepseek-v3", "qwen1.5-moe-a2.7b")  # fmt: skip
-PREFERENCES = tuple(name for name in OBJECTIVES if name != "sft")
-WITH_PREFERENCES = ("smollm2-135m", "qwen2.5-0.5b", "llama-3.2-1b")
+OTHER_OBJECTIVES = tuple(name for name in OBJECTIVES if name != "sft")
+WITH_OBJECTIVES = ("smollm2-135m", "qwen2.5-0.5b", "llama-3.2-1b")
 NOT_TRACED = ("loading", "evaluation", "saving")  # a trace covers a step
 GIB = 2**30
 OTHERS = {"deepspeed": "DeepSpeed's estimator", "accelerate": "accelerate estimate-memory"}
@@ -128,7 +128,9 @@ def of_objectives() -> list[dict[str, Any]]:
     batch: dict[str, Any] = {"method": "lora", "layers": FEW_LAYERS, "micro_batch": 1, "length": 2048, "r": 8}
     batch |= {"precision": "bf16", "dropout": 0.0, "attention": "flash", "loss": "fused"}
     result = []
-    for (place, objective), (number, model) in itertools.product(enumerate(PREFERENCES), enumerate(WITH_PREFERENCES)):
+    for (place, objective), (number, model) in itertools.product(
+        enumerate(OTHER_OBJECTIVES), enumerate(WITH_OBJECTIVES)
+    ):
         for supervised in (few, many):
             strategy = ("ddp", "zero2", "zero3")[(place + number + (supervised == many)) % 3]
             case = {"model": model, "objective": objective, "strategy": strategy, "logits": supervised}
@@ -287,7 +289,7 @@ def grouped(rows: list[dict[str, Any]]) -> dict[str, Any]:
         for name in ("method", "strategy", "model")
     }
     result["by_objective"] = {
-        name: errors([row for row in rows if row.get("objective") == name]) for name in sorted(PREFERENCES)
+        name: errors([row for row in rows if row.get("objective") == name]) for name in sorted(OTHER_OBJECTIVES)
     }
     result["others"] = {}
     for name in OTHERS:

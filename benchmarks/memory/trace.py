@@ -39,6 +39,7 @@ from zerolora.model.architecture import stacked_experts
 from zerolora.model.fake_pass import EvenSplits
 from zerolora.model.meta_device import settings_of
 from zerolora.optimizers import OPTIMIZERS
+from zerolora.testing import teacher_columns
 from zerolora.train.engines.ddp import _compute_in
 from zerolora.train.feed import collate
 from zerolora.train.loop import Totals
@@ -199,7 +200,7 @@ def step_of_objective(engine: Any, optimizer: Any, live: Live, case: Case) -> di
             engine.optimizer.empty_partition_cache()  # as train/engines/deepspeed.py does
     batch = as_fake(case.batch)
     totals = Totals(objective, dict.fromkeys(objective.units, 8), 1, torch.device("cpu"))
-    losses = token_losses(engine, batch)
+    losses = token_losses(engine, batch, objective.head_loss(batch))
     before, peak_before = live.now, live.peak
     live.restart()
     own = []
@@ -227,6 +228,7 @@ def collated(case: Case, before: bool = False) -> dict[str, Any]:
     tokens = {"ids": [0] * half, "labels": [IGNORED] * prompt + [0] * (half - prompt)}
     row: dict[str, Any] = {name: tokens["labels" if name.endswith("labels") else "ids"] for name in objective.columns}
     row |= dict.fromkeys((*objective.numbers, "source"), 0)
+    row |= teacher_columns(objective, half - prompt, getattr(objective, "top_k", 0))
     if objective.before:
         row |= {"prompt": prompt, LONGEST: half, PARTNER: row}
     sequences = objective.sequences_before(row) if before else objective.sequences(row)

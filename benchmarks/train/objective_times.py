@@ -14,6 +14,7 @@ import csv
 import json
 import random
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from contest import TRAIN, Ours, about, finished, model_of
 from measuring import RESULTS, ROOT, parser_of, random_model, turns
 from preference_peers import OursOfPairs, Pairs
 
-from zerolora.files import read_json, write_json
+from zerolora.files import canonical, read_json, write_json
 from zerolora.planner.choice import choose
 from zerolora.planner.render import planning_of
 from zerolora.probe.probe import probe
@@ -48,6 +49,7 @@ def main() -> None:
     made.add_argument("--steps", type=int, default=8, help="optimizer steps of each training")
     made.add_argument("--warm-up", type=int, default=2, help="the first of these steps, which do not count")
     made.add_argument("--rounds", type=int, default=3)
+    made.add_argument("--objectives", nargs="+", default=[*OBJECTIVES], help="only these, added to the known results")
     made.add_argument("--output", type=Path, default=RESULTS / "objective_times.json")
     options = made.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -58,20 +60,27 @@ def main() -> None:
         options.model, options.precision = folder / "fewer/config.json", "fp32"
         options.tokenizer = folder / "none"
         model = model_of(options, folder)
-        tasks = {name: Rows(folder / name, model, name, options.steps) for name in OBJECTIVES}
+        tasks = {
+            name: Rows(folder / name, model, name, options.steps)
+            for name in {FIRST: 0} | dict.fromkeys(options.objectives)
+        }
         trainings = {
             f"{name}, {strategy}": prepared(task, strategy) for name, task in tasks.items()
             for strategy in options.strategies
         }  # fmt: skip
+        known = read_json(options.output, "this script")["rows"] if {*options.objectives} < {*OBJECTIVES} else {}
         for measured in compared(trainings, options.rounds, options.warm_up):
-            write_json(options.output, result | measured)
+            rows = known | {name: row for name, row in measured["rows"].items() if not known or name not in known}
+            write_json(options.output, result | {"rows": rows})
 
 
 class Rows(Pairs):  # type: ignore[misc]
     """The rows of an objective."""
 
     def __init__(self, folder: Path, model: Path, objective: str, steps: int) -> None:
-        self.objective = {"objective": objective}
+        self.objective: dict[str, Any] = {"objective": objective}
+        if OBJECTIVES[objective].taught:
+            self.objective[objective] = {"teacher": "model"}
         self.probed = read_json(folder.parent / "probe.json", "zerolora probe")
         folder.mkdir()
         rows = as_rows(OBJECTIVES[objective].rows, steps * PAIRS * RANKS)
@@ -82,12 +91,31 @@ class Rows(Pairs):  # type: ignore[misc]
         super().__init__(folder, model, "cpu", section)
         if OBJECTIVES[objective].reference:
             self.reference()
+        if OBJECTIVES[objective].taught:
+            self.teach()
+
+    def teach(self) -> None:
+        """Compute the values of a teacher, which is the model itself."""
+        settings = self.resolved({"precision": "fp32"}, {}, {})["runs"]["default"]["teacher"]
+        paths = {"data": self.data, "student": self.folder / "models/model"}
+        paths |= {"weights": self.folder / "weights/model.json", "output": self.folder / "teacher"}
+        options = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
+        command = [sys.executable, "-m", "zerolora", "stage", "teacher", "--settings", canonical(settings), *options]
+        finished([command], [{"OMP_NUM_THREADS": "1"}], self.folder)
 
     def resolved(self, train: dict[str, Any], pack: dict[str, Any], render: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of every stage, with the measured hardware."""
         result = super().resolved(train, pack, render)
         result["runs"]["default"]["render"]["hardware"] = {"probe": self.probed, "disk": "nvme"}
         return result
+
+
+class OursTaught(Ours):  # type: ignore[misc]
+    """Training with the teacher of its task."""
+
+    def command(self) -> list[str]:
+        """Return the command of `zerolora stage train`."""
+        return [*super().command(), "--teacher", str(self.task.folder / "teacher")]
 
 
 def as_rows(kind: str, count: int) -> list[dict[str, Any]]:
@@ -120,6 +148,7 @@ def prepared(task: Rows, strategy: str) -> Ours:
         "precision": "fp32", "epochs": 1,
     }  # fmt: skip
     made = OursOfPairs if (task.folder / "reference").is_dir() else Ours
+    made = OursTaught if (task.folder / "teacher").is_dir() else made
     return made(task, task.folder / strategy, train, {}, strategy, "1")
 
 

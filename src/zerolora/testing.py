@@ -15,12 +15,15 @@ from zerolora.imports.formats.import_format import Format
 from zerolora.methods.method import WHOLE_WEIGHTS, TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, CONFIG, read_alike
 from zerolora.strategies.strategy import Strategy
-from zerolora.train.objectives.objective import MARK, Objective
+from zerolora.train.objectives.objective import MARK, OF_TOKENS, Objective
 from zerolora.train.telemetry.trackers import Tracker
 
 if TYPE_CHECKING:
     from zerolora.config.method_sections import MethodSections
     from zerolora.optimizers.optimizer import Optimizer
+
+LEAST_VOCABULARY = 5
+"""Tokens of the vocabulary of `check_objective`."""
 
 
 def check_form(form: Form) -> None:
@@ -78,22 +81,27 @@ def check_objective(objective: Objective) -> None:
 
 def _values(objective: Objective, first: int, end: int) -> dict[str, Any]:
     """Return the items of terms, metrics and means of some of four rows, whose sequences have 3 to 5 tokens."""
+    import numpy as np
     import torch
+
+    from zerolora.train.loss import of_logits
 
     generator = torch.Generator().manual_seed(1)
     sequences = []
     for number in range(4):
         tokens = {column: [1] * (3 + number % 3) for column in objective.columns}
-        row = {name: int(torch.randint(2, (1,), generator=generator)) for name in objective.numbers}
+        row: dict[str, Any] = {name: int(torch.randint(2, (1,), generator=generator)) for name in objective.numbers}
+        row |= teacher_columns(objective, 3 + number % 3)
         sequences.append(objective.sequences({**tokens, "source": 0, **row, "supervised": 3 + number % 3}))
     losses = [torch.rand(len(each["input_ids"]), generator=generator) for row in sequences for each in row]
+    logits = [torch.randn(len(each), LEAST_VOCABULARY, generator=generator) for each in losses]
     count = len(sequences[0])
     chosen = [each for row in sequences[first:end] for each in row]
     sequence = torch.repeat_interleave(
         torch.arange(len(chosen)), torch.tensor([len(each["input_ids"]) for each in chosen])
     )
-    others = {"input_ids", "labels", "source", MARK}
-    batch = {
+    others = {"input_ids", "labels", "source", MARK, OF_TOKENS}
+    batch: dict[str, Any] = {
         "sequence": sequence,
         "source": torch.zeros_like(sequence),
         "sources": torch.zeros(len(chosen), dtype=torch.long),
@@ -102,11 +110,34 @@ def _values(objective: Objective, first: int, end: int) -> dict[str, Any]:
             name: torch.tensor([float(each[name]) for each in chosen]).double() for name in chosen[0].keys() - others
         },
     }
+    of_tokens = [each.get(OF_TOKENS, {}) for each in chosen]
+    batch[OF_TOKENS] = {
+        name: torch.from_numpy(np.concatenate([each[name] for each in of_tokens])) for name in of_tokens[0]
+    }
     of_batch = torch.cat(losses[first * count : end * count])
+    if head_loss := objective.head_loss(batch):
+        of_batch = of_logits(torch.cat(logits[first * count : end * count]), torch.ones_like(sequence), head_loss)
     values = objective.values(of_batch, batch, dict.fromkeys(objective.before, 0.5))
     assert all(len(each.each) == len(each.source) for each in values.values())
     before = objective.values_before(of_batch, batch) if objective.before else {}
     return {name: each.each.detach() for name, each in values.items()} | before
+
+
+def teacher_columns(objective: Objective, tokens: int, k: int = 2) -> dict[str, Any]:
+    """Return the columns of a teacher (stage `teacher`) for a row of some supervised tokens, of LEAST_VOCABULARY
+    tokens; empty for an objective without one."""
+    import torch
+
+    from zerolora.train.objectives.distill import IDS, LOG_PROBABILITIES
+
+    draw = torch.Generator().manual_seed(tokens)
+    logs = torch.randn(tokens, max(k, LEAST_VOCABULARY), generator=draw).log_softmax(1).topk(k)
+    columns: dict[str, Any] = {
+        IDS: logs.indices.int().numpy().ravel(),
+        LOG_PROBABILITIES: logs.values.half().numpy().ravel(),
+    }
+    beside = (1 - logs.values.exp().sum(1)).clamp_min(0).log().numpy()
+    return {name: columns.get(name, beside) for name in objective.of_tokens}
 
 
 def check_method(method: type[TrainableMethod], settings: "MethodSections", model: Path, folder: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 from datasets import Dataset
 
 from zerolora.planner.zero_json import ZeroJson
+from zerolora.testing import teacher_columns
 from zerolora.train.engines.ddp import DDP, _compute_in
 from zerolora.train.objectives.objective import Objective
 
@@ -40,4 +41,5 @@ def row_of(length: int, goal: Objective) -> list[dict[str, Any]]:
     """Return the sequences of a prepared row."""
     tokens = list(range(5, 5 + length))
     row: dict[str, Any] = {name: [-100, -100, *tokens[2:]] if "labels" in name else tokens for name in goal.columns}
+    row |= teacher_columns(goal, length - 2)
     return goal.sequences(row | {"source": 0} | dict.fromkeys(goal.numbers, 1.0))

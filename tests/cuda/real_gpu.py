@@ -67,7 +67,7 @@ class Bench:
         for parameter in self.trained.values():
             parameter.grad = None
         with Routers(self.engine.module).watched(micro_batch, batch, True):
-            losses = token_losses(self.engine, batch)
+            losses = token_losses(self.engine, batch, self.goal.head_loss(batch))
             values = self.goal.values(losses, batch, dict.fromkeys(self.goal.before, 1.0))
         self.engine.backward(totals.weighted(totals.add(values), self.engine.divisor))
         gradients = {name: each.grad for name, each in self.trained.items() if each.grad is not None}

@@ -21,13 +21,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from training_plan import training_plan
 
 from zerolora.config.method_sections import Quantization
-from zerolora.config.settings import EvaluateSettings, ReferenceSettings
+from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError
-from zerolora.evaluate import evaluated_models, generation, reference_log_probabilities
+from zerolora.evaluate import evaluated_models, frozen_model, generation, reference_log_probabilities
 from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.evaluate.merged_logits import next_tokens, of_base, of_merged
 from zerolora.evaluate.row_losses import loss
 from zerolora.model import rope
+from zerolora.model.added_tokens import of_data
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.probe import probe_rank
 from zerolora.train.adapter import adapt
@@ -76,7 +77,8 @@ def train(weights: str, settings: dict[str, Any], packed: bool, objective: str) 
         for micro_batch in [packed_rows]:
             batch = collate(micro_batch, packed, device)
             with routers.watched(micro_batch, batch, True):
-                values = goal.values(token_losses(engine, batch), batch, dict.fromkeys(goal.before, 1.0))
+                losses = token_losses(engine, batch, goal.head_loss(batch))
+                values = goal.values(losses, batch, dict.fromkeys(goal.before, 1.0))
             terms = totals.add(values)
             engine.backward(totals.weighted(terms, engine.divisor))
             for name, parameter in trained(engine.module).items():
@@ -117,15 +119,12 @@ def compare(weights: str, adapter: str, data: str, layers: int = 0) -> list[str]
 
 def refer(weights: str, adapter: str | None = None, quantization: Any = None, layers: int = 0) -> list[str]:
     """Return the faults of the log-probabilities of a reference, on one GPU or on two."""
-    settings = ReferenceSettings(
-        device="cuda", precision="bf16", from_adapter=adapter,
-        quantization=Quantization(type=quantization) if quantization else None,
-    )  # fmt: skip
-    data = Path(weights).parent / "data"
-    module: Any = reference_log_probabilities
+    tokens, chosen = of_data(Path(weights).parent / "data"), Quantization(type=quantization) if quantization else None
+    module: Any = frozen_model
     module.check_loss, module.shares_prefixes = lambda *_: None, lambda *_: True  # they compare values
     with spread(layers), fake_gpu.computing():
-        model, prefixes = reference_log_probabilities.load(settings, Path(weights), data, DEVICE)
+        own = Path(adapter) if adapter else None
+        model, prefixes = frozen_model.load(Path(weights), tokens, DEVICE, "bf16", chosen, own)
         faults = [f"{name} is on {each.device}" for name, each in places_of(model) if each.device.type != DEVICE.type]
         sequences = [row_of(length, OBJECTIVES["sft"])[0] for length in LENGTHS]
         reference_log_probabilities.log_probabilities(model, sequences, prefixes)
@@ -135,7 +134,7 @@ def refer(weights: str, adapter: str | None = None, quantization: Any = None, la
 @contextlib.contextmanager
 def spread(layers: int) -> Iterator[None]:
     """Load Llamas of this many layers, unless 0, as one that does not fit on a GPU: all but one layer on the second."""
-    own, modules = evaluated_models.placement, cast(Any, (evaluated_models, reference_log_probabilities))
+    own, modules = evaluated_models.placement, cast(Any, (evaluated_models, frozen_model))
     if layers:
         places = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.norm": 1, "lm_head": 1}
         places |= {f"model.layers.{layer}": int(layer > 0) for layer in range(layers)}

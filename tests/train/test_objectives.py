@@ -27,13 +27,14 @@ FILES = ("adapter/adapter_model.safetensors", "metrics/loss.csv", "metrics/train
 @pytest.fixture(scope="module", autouse=True)
 def _rows(bench: Bench) -> None:
     bench.prefer()
+    bench.teach()
 
 
 def rows_of(objective: str) -> dict[str, Any]:
     """Return the arguments of a run on the rows that an objective needs."""
     kind, reference = OBJECTIVES[objective].rows, OBJECTIVES[objective].reference
     if kind == "texts":
-        return {"packing": "packed"}
+        return {"packing": "packed"} | ({"teacher": "teacher"} if OBJECTIVES[objective].taught else {})
     named = {"data": kind, "packing": f"{kind}-packed"}
     return named | ({"reference": f"{kind}-reference"} if reference else {})
 

@@ -45,6 +45,7 @@ PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
     "llama-3-8b-dora-1x80gb": {"dora": ("ddp", 1, False)},
     "llama-3-8b-lora-8x80gb": {"lora": ("ddp", 1, False)},
     "llama-3-8b-orpo-qlora-1x24gb": {"orpo": ("ddp", 1, False)},
+    "llama-3.1-8b-distill-70b-8x80gb": {"distilled": ("ddp", 1, False), "sft": ("ddp", 1, False)},
     "llama-3.1-8b-128k-8x80gb": {"long": ("ddp", 1, True)},
     "lfm2-8b-a1b-qlora-1x24gb": {"qlora": ("ddp", 8, True)},
     "llama-3.2-1b-full-2x24gb": {"full": ("zero1", 1, False)},
@@ -118,12 +119,13 @@ PAIRS = {"data": "pairs", "packing": "pairs-packed", "epochs": 3}
 LIKE_IT: dict[tuple[str, str], dict[str, Any]] = {
     ("llama-3-70b-lora-2x8x80gb", "hpz"): TWO_NODES,
     ("llama-3-8b-orpo-qlora-1x24gb", "orpo"): PAIRS,
+    ("llama-3.1-8b-distill-70b-8x80gb", "distilled"): {"teacher": "teacher"},
     ("llama-3.1-8b-128k-8x80gb", "long"): {"sequence_parallel": 2, "attention": "flash"},
     ("qwen2.5-7b-mixture-8x80gb", "mixture"): {"data": "mixed", "packing": "mixed-packing", "epochs": 3},
     ("zephyr-7b-dpo-qlora-8x80gb", "dpo"): PAIRS | {"reference": "pairs-reference"},
 }
 """What a run has beside strategy and method, for two ranks and tiny rows."""
-METHOD = ("method", "lora", "quantization", "objective", "dpo", "orpo")
+METHOD = ("method", "lora", "quantization", "objective", "dpo", "orpo", "distill")
 
 
 def test_every_recipe_is_here_and_has_a_readme() -> None:
@@ -213,6 +215,9 @@ def test_it_trains_a_tiny_stand_in(name: str, chosen: str, bench: Bench, bench_o
     if own.get("data") == "pairs":
         place.prefer()
         place.refer("pairs", quantization=recipe["quantization"])
+    if "teacher" in own:
+        place.teach()
+        own["distill"] |= {"teacher": "tiny"}
     settings = settings_of(family) if family else {}
     run = place.run(f"recipe-{name}-{chosen}", strategy, **settings, **own, learning_rate=1e-2)
     assert metrics(run)["losses"][-1] < metrics(run)["losses"][0]

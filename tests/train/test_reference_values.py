@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from zerolora.config.settings import EvaluateRunSettings, ReferenceSettings, RenderSettings
 from zerolora.data.prepared_rows import IGNORED, open_split
 from zerolora.errors import UserError
-from zerolora.evaluate import reference_log_probabilities
+from zerolora.evaluate import frozen_model, reference_log_probabilities
 from zerolora.evaluate.evaluated_models import with_adapter
 from zerolora.files import read_json
 from zerolora.model.attention_trial import why_not
@@ -76,10 +76,10 @@ def test_each_answer_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch, way: s
     """With this project's attention, which computes a prompt once; with transformers' own; and from the logits of the
     whole model, as for one that is spread over GPUs."""
     if way == "spread":
-        monkeypatch.setattr(reference_log_probabilities, "placement", lambda *_, **__: {"device_map": "auto"})
+        monkeypatch.setattr(frozen_model, "placement", lambda *_, **__: {"device_map": "auto"})
     if way == "transformers' attention":
         assert why_not(base(bench).config) is None
-        monkeypatch.setattr(reference_log_probabilities, "why_not", lambda _: "needs a mask for its attention")
+        monkeypatch.setattr(frozen_model, "why_not", lambda _: "needs a mask for its attention")
     model = base(bench)
     for kind in ("pairs", "labelled"):
         bench.refer(kind)

@@ -83,7 +83,8 @@ def test_parsed_files_are_cached_by_content(copy: Copy) -> None:
 
 
 ANSWERING = {"evaluate", "evaluate_base", "task", "task_base"}
-METHODS = {"resolve", "estimate", "render", "reference", "train", "merge", *ANSWERING}
+COMPUTING = {"reference", "teacher", "train"}
+METHODS = {"resolve", "estimate", "render", "merge", *COMPUTING, *ANSWERING}
 SUMMARY = '"""The learning rate of each step."""\n'
 
 
@@ -118,7 +119,7 @@ def test_remarks_docstrings_and_formatting_change_no_fingerprint(copy: Copy) -> 
         ("workflow/scripts/accounting.py", "import json\n", "import json\n\nNUMBER = 1\n", {"report"}),
         ("src/zerolora/config/cross_checks.py", "\nfrom ", "\nNUMBER = 1\nfrom ", {"resolve"}),
         ("src/zerolora/methods/dora.py", "\nfrom ", "\nNUMBER = 1\nfrom ", METHODS),
-        ("src/zerolora/machine/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {"reference", "train", *ANSWERING}),
+        ("src/zerolora/machine/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {*COMPUTING, *ANSWERING}),
         (
             *("src/zerolora/data/formats/leaves.py", "\nWORDS = 3\n", "\nWORDS = 4\n"),
             {"resolve", "prepare", "task_rows"},
@@ -207,7 +208,7 @@ def test_moving_a_module_changes_the_fingerprint(copy: Copy) -> None:
     new.rename(old)
     for path, text in users.items():
         path.write_text(text, encoding="utf-8")
-    assert {stage for stage in before if before[stage] != after[stage]} == {"reference", "train"}
+    assert {stage for stage in before if before[stage] != after[stage]} == COMPUTING
 
 
 def test_a_name_from_another_module_changes_the_fingerprint(copy: Copy) -> None:

@@ -83,7 +83,7 @@ def test_equal_last_keys_are_distinguished() -> None:
     assert one.name == "sweep-train_lora_alpha8-train_other_alpha8-seed1"
 
 
-OF_ALL = Shared._fields[:-1]
+OF_ALL = tuple(name for name in Shared._fields if name not in ("referenced", "taught"))
 """The outputs that every run has."""
 KEYS = ("pack.packing", "render.strategy", "train.learning_rate", "train.lora.alpha", "train.lora.r", "train.schedule")
 VALUES = (
@@ -227,7 +227,7 @@ def test_stage_that_reads_a_value_is_not_shared(tmp_path: Path, key: str) -> Non
     one, other = shared_in(tmp_path, over, **fixed)
     # Of keys that are set together, one may be what a stage reads.
     others = {stage for each in TOGETHER.get(key, {}) if key not in BEFORE for stage in RERUN_KEYS[each][1]}
-    for stage, mine, theirs in zip(SHARED_STAGES[:-1], one, other, strict=True):
+    for stage, mine, theirs in zip(SHARED_STAGES[:3], one, other, strict=True):
         assert mine != theirs or f"{stage}@default" not in {*stages} - others
 
 
@@ -244,7 +244,7 @@ def test_trials_share_independent_stages(values: dict[str, Any], shared: tuple[s
     """Independent of the keys that the search is over today, which may change."""
     searched = {"searches": {"tune": {"dataset": "rows", "over": {"train.seed": [1]}}}}
     config = Config.model_validate(TINY_CONFIG | searched).with_studies({"tune": Study(trials=[Trial(values=values)])})
-    assert config.shared_by("tune-0") == (*shared, "tune")
+    assert config.shared_by("tune-0") == (*shared, "tune", "tune")
 
 
 @pytest.mark.parametrize(("name", "owner"), [("default", "the run default"), ("data", "another stage")])
@@ -273,7 +273,7 @@ def test_data_sets_can_be_values(tmp_path: Path) -> None:
     config = load(config_with(tmp_path, {"sweep": grid}, prepare=data))
     runs = {name: each for name, each in resolve(config).runs.items() if name in config.expanded_runs}
     assert {name: (each.dataset, *config.shared_by(name)) for name, each in runs.items()} == {
-        f"sweep-{name}-seed{seed}": (name, *[f"sweep-{name}"] * 4) for name in ("rows", "other") for seed in (1, 2)
+        f"sweep-{name}-seed{seed}": (name, *[f"sweep-{name}"] * 5) for name in ("rows", "other") for seed in (1, 2)
     }
 
 
@@ -291,7 +291,7 @@ def test_runs_file_for_dvc() -> None:
     actual = yaml.safe_load(text({"sweep": SWEEP, "again": again}))
     pairs = list(itertools.product(("zero0", "zero1"), (2, 8)))
     adapter, data = "results/default/adapter", "results/data/rows/stats.json"
-    none = {"reference": "results/data/rows/mask.json", "referenced": ""}
+    none = {"reference": "results/data/rows/mask.json", "referenced": "", "taught": ""}
     rows = {"sums": "results/tasks/sums.jsonl", "arc": "results/settings/tasks/arc.json"}
     common = {"dataset": "rows", "tasks": [f"results/data/rows/{file}" for file in DATA_FILES]}
     runs = ["default", "again-seed1", *(f"sweep-{strategy}-r{r}" for strategy, r in pairs)]
@@ -308,7 +308,7 @@ def test_runs_file_for_dvc() -> None:
             **{name: {"estimated": name} for name in ("again", "default")},
             **{f"sweep-{strategy}-r{r}": {"estimated": f"sweep-r{r}"} for strategy, r in pairs},
         },
-        "referenced": {},
+        **{"referenced": {}, "taught": {}, "samples": {}, "selections": {}, "evaluated": {"rows": {}}},
         "runs": {
             "again-seed1": {**common, "start": adapter, **dict.fromkeys(OF_ALL, "again"), **none},
             "default": {**common, "start": data, **dict.fromkeys(OF_ALL, "default"), **none},

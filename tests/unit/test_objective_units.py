@@ -143,8 +143,8 @@ def test_objective_memory_is_in_the_estimate(monkeypatch: pytest.MonkeyPatch) ->
 def test_objective_memory_gets_supervised_tokens_of_a_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Preference, "memory", lambda _, supervised, trained: AddedMemory(supervised, trained))
     plain = TrainingSpec("zero2", LoraMethod(), 1, 8, 2, 4, 1024, True, "sdpa", "bf16", objective=PREFERENCE)
-    assert replace(plain, logits=100).added_by_objective(7) == (200, 7, 0)
-    assert plain.added_by_objective(7) == (2048, 7, 0)
+    assert replace(plain, logits=100).added_by_objective(7) == AddedMemory(200, 7)
+    assert plain.added_by_objective(7) == AddedMemory(2048, 7)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp"])

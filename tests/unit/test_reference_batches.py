@@ -3,7 +3,7 @@
 import preference_rows
 import pytest
 
-from zerolora.evaluate import reference_log_probabilities
+from zerolora.evaluate import frozen_model
 from zerolora.evaluate.reference_log_probabilities import _batches, _sequences
 
 ROWS, TOKENS, MOST = 40, 30, 60
@@ -11,7 +11,7 @@ ROWS, TOKENS, MOST = 40, 30, 60
 
 @pytest.mark.parametrize("kind", ["pairs", "labelled"])
 def test_batches_hold_every_sequence_once_and_few_tokens(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference_log_probabilities, "EVALUATION_TOKENS", MOST)
+    monkeypatch.setattr(frozen_model, "EVALUATION_TOKENS", MOST)
     of = preference_rows.texts(ROWS, TOKENS, longest=20)
     rows = preference_rows.pairs(of) if kind == "pairs" else preference_rows.labelled(of)
     sequences = _sequences(rows)

@@ -14,7 +14,7 @@ from test_compare import made
 from test_grid_expansion import config_with
 
 from zerolora.config.file import load
-from zerolora.config.grids import Shared
+from zerolora.config.grids import unshared
 from zerolora.config.resolve import resolve
 from zerolora.report.comparison_columns import ACCURACY
 from zerolora.report.comparison_terminal import show
@@ -33,7 +33,7 @@ def runs_with(folder: Path, runs: dict[str, Any], **more: Any) -> dict[str, Any]
 def test_repeats_have_the_next_seeds_and_share_what_the_seed_does_not_change(tmp_path: Path) -> None:
     own = {"dataset": "rows", "repeats": 3, "train": {"seed": 7}}
     runs = runs_with(tmp_path, {"one": own, "two": {"dataset": "rows", "repeats": 2}})
-    of_one, of_two = (Shared(name, name, name, name) for name in ("one", "two"))
+    of_one, of_two = (unshared(name) for name in ("one", "two"))
     assert runs == {
         "one": (7, of_one),
         "one-seed8": (8, of_one),

@@ -187,7 +187,7 @@ def test_batches_built_ahead_are_those_of_each_step(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(feed, "collated", collated)
     for step in range(batches.steps):
         micro_batches, units = feed.at(step)
-        assert (micro_batches, units) == batches.at(step)
+        np.testing.assert_equal((micro_batches, units), batches.at(step))
         for number, micro_batch in enumerate(micro_batches):
             before = made
             expected, actual = collate(micro_batch, True, cpu), feed.batch(step, number)

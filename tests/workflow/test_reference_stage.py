@@ -1,4 +1,4 @@
-"""The stage reference in both engines: once for a grid, and again only where its log-probabilities would change."""
+"""The stages reference and teacher in both engines: once for a grid, and again only where their values would change."""
 
 import copy
 import json
@@ -17,6 +17,10 @@ from zerolora.files import describe
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # whole runs of a tiny model in both engines
 
 BETAS = (0.05, 0.5)
+TAUGHT = {"objective": "distill", "distill": {"teacher": "tiny", "top_k": 8}}
+
+
+SHARED = ("reference@dpo", "teacher@taught")
 
 
 def write_pairs(project: Project) -> None:
@@ -25,21 +29,27 @@ def write_pairs(project: Project) -> None:
         for row in records("tens", 0)[:20]
     ]
     (project.directory / "rows.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
+    (project.directory / "texts.json").write_text(json.dumps(records("tens", 0)[:20]), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def project(make_project: Callable[[str], Project]) -> Project:
-    """Return a project that snakemake has finished: DPO with two values of beta."""
+    """Return a project that snakemake has finished: DPO with two values of beta, and a run that a teacher teaches,
+    which is its own model; none of them is merged or evaluated."""
     project = make_project("dpo")
     write_pairs(project)
     over = {"train.dpo.beta": [*BETAS]}
-    project.config |= {"runs": {}, "grids": {"dpo": {"dataset": "rows", "over": over}}, "merge": {"version": False}}
+    taught = {"dataset": "texts", "over": {"train.distill.alpha": [0.5]}, "train": TAUGHT}
+    grids = {"dpo": {"dataset": "rows", "over": over}, "taught": taught}
+    project.config |= {"runs": {}, "grids": grids, "merge": {"enabled": False}}
     project.config["train"] |= {"objective": "dpo", "learning_rate": 1e-3}
-    project.config["prepare"]["rows"] |= {"max_length": 160}
+    project.config["evaluate"] |= {"enabled": False}
+    texts = {**project.config["prepare"]["rows"], "path": "texts.json"}
+    project.config["prepare"] = {"rows": {**texts, "path": "rows.json", "max_length": 160}, "texts": texts}
     project.write_config()
     project.commit("pairs")
     ran = snakemake_ran(project)
-    assert {stage for stage in ran if stage.startswith("reference@")} == {"reference@dpo"}
+    assert {stage for stage in ran if stage.startswith(("reference@", "teacher@"))} == {*SHARED}
     return project
 
 
@@ -56,19 +66,30 @@ def test_both_runs_compare_with_the_same_reference(project: Project) -> None:
         assert abs(metrics["chosen_change_first"]) < 1e-3 and abs(metrics["rejected_change_first"]) < 1e-3
 
 
+def test_a_teacher_that_is_the_model_changes_nothing_at_first(project: Project) -> None:
+    """But for the rounding of its probabilities."""
+    assert "teacher@taught" in edges_of(project)["train@taught-alpha0_5"]
+    results = project.directory / "results/taught-alpha0_5"
+    metrics = json.loads((results / "metrics/train.json").read_text())
+    assert abs(metrics["kl_first"]) < 1e-6 and metrics["kl_validation"] > -1e-6
+    assert metrics["cross_entropy_first"] == pytest.approx(metrics["teacher_cross_entropy_first"], rel=1e-4)
+    assert "kl-curve" in (results / "report.html").read_text(encoding="utf-8")
+
+
 def test_only_what_it_depends_on_makes_it_again(project: Project) -> None:
     before = copy.deepcopy(project.config)
-    changes: dict[str, tuple[dict[str, Any], bool]] = {
-        "train.learning_rate": ({"learning_rate": 2e-3}, False),
-        "train.seed": ({"seed": 7}, False),
-        "train.epochs": ({"epochs": 2}, False),
-        "train.lora.r": ({"lora": {"r": 16}}, False),
-        "train.global_batch": ({"global_batch": 8}, False),
-        "train.method": ({"method": "dora"}, False),
-        "train.precision": ({"precision": "bf16"}, True),
-        "quantization": ({"method": "qlora"}, True),
+    changes: dict[str, tuple[dict[str, Any], set[str]]] = {
+        "train.learning_rate": ({"learning_rate": 2e-3}, set()),
+        "train.seed": ({"seed": 7}, set()),
+        "train.epochs": ({"epochs": 2}, set()),
+        "train.lora.r": ({"lora": {"r": 16}}, set()),
+        "train.global_batch": ({"global_batch": 8}, set()),
+        "train.method": ({"method": "dora"}, set()),
+        "train.precision": ({"precision": "bf16"}, {*SHARED}),
+        "quantization": ({"method": "qlora"}, {"reference@dpo"}),
+        "train.distill.temperature": ({"distill": {"temperature": 2.0}}, {"teacher@taught"}),
     }
-    changes |= {"pack.packing": ({}, False), "render.strategy": ({}, False)}
+    changes |= {"pack.packing": ({}, set()), "render.strategy": ({}, set())}
     others = {"pack.packing": {"pack": {"packing": True}}, "render.strategy": {"render": {"strategy": "ddp"}}}
     with Asker(project) as engines:
         for name, (train, expected) in changes.items():
@@ -79,7 +100,7 @@ def test_only_what_it_depends_on_makes_it_again(project: Project) -> None:
             engines.resolve()
             changed = engines.dvc_changed()
             assert "resolve" in planned and "resolve" in changed, name
-            assert ("reference@dpo" in planned, "reference@dpo" in changed) == (expected, expected), name
+            assert {*planned} & {*SHARED} == {*changed} & {*SHARED} == expected, name
             project.config = copy.deepcopy(before)
             project.write_config()
             engines.resolve()  # as it was

@@ -151,6 +151,9 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.kto.beta": (0.2, set()),
     "train.kto.desirable_weight": (2.0, set()),
     "train.kto.undesirable_weight": (2.0, set()),
+    "train.distill.top_k": (8, set()),
+    "train.distill.temperature": (2.0, set()),
+    "train.distill.alpha": (0.2, set()),
     "merge.enabled": (False, {M}),
     "merge.version": (False, {M}),
     "export.targets": (["torchao"], {R}),  # tried by render, made by request alone
@@ -229,6 +232,7 @@ ELSEWHERE = {
     "train.patience": "test_a_whole_section_that_changes",
     "train.stop_above": "test_a_whole_section_that_changes",
     "train.objective": "test_extending.py",  # which adds a second one
+    **{f"train.distill.{key}": "test_reference_stage.py" for key in ("teacher", "adapter")},
     **{
         f"samples.own.of.{key}": "KEYS, as samples.own.of"
         for key in ("run", "base", "served.address", "served.model", "served.key_variable")

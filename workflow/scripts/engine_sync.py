@@ -54,7 +54,7 @@ UNFINISHED = Path("work/compare")  # of neither engine
 SKEW = 10  # seconds that another machine's clock may be ahead
 SITE_CACHE, SITE_CACHE_VARIABLE = "dvc", "DVC_SITE_CACHE_DIR"
 DVC_LOCAL_CONFIG = Path(".dvc/config.local")
-MODELS_ALONE = ("evaluate_base", "task_base", "reference")
+MODELS_ALONE = ("evaluate_base", "task_base", "reference", "teacher")
 """Stages that load a base model, and read nothing of `render`."""
 # Those that name targets.
 TARGET_RULES = ("all", "default", "judge_all", "export")

@@ -156,7 +156,7 @@ class Jobs:
         manifests = {Path(manifest) for path in paths for manifest in self.manifests_of(Path(path))}
         used = self.names | {
             "dataset": datasets,
-            "model": sorted({prepare[name].model for name in datasets}),
+            "model": sorted({prepare[name].model for name in datasets} | self.teachers),
             "source": sorted(each.parent.name for each in manifests if each.is_relative_to(HUB_DATA)),
             "packaged": sorted(each.parent.name for each in manifests if not each.is_relative_to(HUB_DATA)),
         }
@@ -175,6 +175,11 @@ class Jobs:
                 job = PlannedJob(self, stage, wildcards, [expand(path, **wildcards)[0] for path in patterns])
                 result[job.name] = job
         return result
+
+    @functools.cached_property
+    def teachers(self) -> set[str]:
+        """Names of the models that teach runs."""
+        return {run.teacher.model for run in self.resolved.runs.values() if run.teacher}
 
     @functools.cached_property
     def codes_of_today(self) -> Codes:
@@ -275,6 +280,9 @@ class PlannedJob:
             "model": self.jobs.config.prepare[dataset].model,
             **{kind: str(getattr(self.jobs.resolved.runs[run], kind)) for kind in SHARED_STAGES._fields},
         }
+        teacher = self.jobs.resolved.runs[run].teacher
+        if teacher and self.wildcards == {"model": teacher.model}:
+            return True
         return all(names.get(kind, value) == value for kind, value in self.wildcards.items())
 
     def setting(self, key: str) -> Any:
@@ -374,7 +382,8 @@ class Job:
     def names(self) -> dict[str, str]:
         """Its wildcards, and the names of its run, data set, model and shared outputs."""
         shared = {kind: str(getattr(self._run, kind)) for kind in SHARED_STAGES._fields}
-        names = {"run": self.run, "dataset": self.dataset, "model": self._model_name, **shared, **self._wildcards}
+        models = {"model": self._model_name, "teacher": self._run.teacher.model if self._run.teacher else ""}
+        names = {"run": self.run, "dataset": self.dataset, **models, **shared, **self._wildcards}
         if self._sample:  # whose model may be of no run
             names |= {"sample": self._sample_name, "run": self._sample.of.run or ""}
         return names
@@ -437,8 +446,18 @@ class Job:
 
     @property
     def reference_files(self) -> list[str]:
-        """Manifest of its run's reference, if the objective needs one."""
-        return [f"results/{self._run.referenced}/reference/{MANIFEST}"] if self._run.referenced else []
+        """Manifest of what its run's objective compares with, if it does: its reference, or its teacher's
+        probabilities."""
+        reference = [f"results/{self._run.referenced}/reference/{MANIFEST}"] if self._run.referenced else []
+        return reference + ([f"results/{self._run.taught}/teacher/{MANIFEST}"] if self._run.taught else [])
+
+    @property
+    def teacher_files(self) -> list[str]:
+        """Manifests of its run's teacher: of the model, and of its adapter."""
+        teacher = self._run.teacher
+        assert teacher, "no run with these probabilities has a teacher"
+        model = f"resources/models/{teacher.model}/{MANIFEST}"
+        return [model, str(Path(teacher.adapter) / MANIFEST)] if teacher.adapter else [model]
 
     @property
     def fetched_start(self) -> list[Any]:
@@ -456,7 +475,7 @@ class Job:
     @property
     def renders(self) -> set[str]:
         """Names of the outputs of `render` of all runs on its data, or with its reference."""
-        kind = "referenced" if "referenced" in self._wildcards else "dataset"
+        kind = next((each for each in ("referenced", "taught") if each in self._wildcards), "dataset")
         runs = self._jobs.resolved.runs.values()
         return {run.rendered for run in runs if getattr(run, kind) == self._wildcards[kind]}
 
@@ -641,9 +660,23 @@ class Job:
         """Return the files that resources depend on, beside the settings."""
         below, run = Path(self._jobs.prefix), self._run
         model, data = below / f"resources/models/{self._model_name}", below / f"results/data/{self.dataset}"
-        of_run = below / f"results/{run.rendered}/render.json", below / f"results/{self.run}/adapter" / MANIFEST
+        of_run = [below / f"results/{run.rendered}/render.json", below / f"results/{self.run}/adapter" / MANIFEST]
+        if run.teacher:
+            of_run += [below / f"resources/models/{run.teacher.model}" / name for name in (MANIFEST, "config.json")]
         of_data = [data / MANIFEST, data / "stats.json", data / f"{PROMPTS}.arrow"]
         return [model / MANIFEST, model / "config.json", *of_data, *of_run]
+
+    def _compared_resources(self, stage: str, model: Path, data: Path, gpus: int) -> Any:
+        """Return the resources of a stage that computes what its run's objective compares with."""
+        from zerolora.planner import slurm_resources
+
+        run = self._run
+        if stage == "reference":
+            assert run.reference, "no run on these rows has a reference"
+            return slurm_resources.referring(run.reference, model, data, run.render, gpus)
+        assert run.teacher, "no run on these rows has a teacher"
+        teacher = model.with_name(run.teacher.model)
+        return slurm_resources.teaching(run.teacher, teacher, data, run.render, gpus)
 
     def _computed_resources(self, stage: str, threads: int) -> Any:
         # Importing the memory model takes longer than reading the config, so only jobs that request memory do it.
@@ -658,9 +691,8 @@ class Job:
         match ALL_STAGES[stage].requests or stage:
             case "prepare":
                 result: Any = slurm_resources.preparing(Path(self._jobs.config.prepare[self.dataset].path), threads)
-            case "reference":
-                assert self._run.reference, "no run on these rows has a reference"
-                result = slurm_resources.referring(self._run.reference, model, data, self._run.render, gpus)
+            case "reference" | "teacher" as compared:
+                result = self._compared_resources(compared, model, data, gpus)
             case "train":
                 result = slurm_resources.rendered(below / f"results/{self._run.rendered}/render.json")
             case "evaluate":

@@ -97,6 +97,7 @@ def _resolved_names(names: Mapping[str, str]) -> dict[str, str]:
     elif run := names.get("run") or _run_with(names):
         settings = settings_of_run(RESULTS, run)
         found = {key: settings.get(key, "") for key in ("dataset", *Shared._fields)}
+        found["teacher"] = settings["teacher"]["model"] if settings.get("teacher") else ""
     if dataset := names.get("dataset") or found.get("dataset"):
         data = _read(RESULTS / "config.json", "prepare", dataset)
         found["model"] = data["model"]

@@ -169,6 +169,23 @@ def reference(settings: Settings, data: Path, weights: Path, output: Path) -> No
         compute(checked, data, weights, output)
 
 
+def teacher(settings: Settings, data: Path, student: Path, weights: Path, output: Path) -> None:
+    """Compute the most likely tokens of a teacher at each supervised token of the data."""
+    from zerolora.check.check_table import log_machine
+    from zerolora.config.settings import TeacherSettings
+    from zerolora.model.manifest import check_intact
+
+    checked: TeacherSettings = _typed(TeacherSettings, settings)
+    obey(checked.device)
+    log_machine(checked.device)
+    _let_threads_sleep()
+    check_intact(data, "zerolora stage prepare")
+    from zerolora.evaluate.teacher_probabilities import compute
+
+    with stoppable(f"{output} is unchanged"):
+        compute(checked, data, student, weights, output)
+
+
 def train(
     settings: Settings,
     data: Path,
@@ -180,6 +197,7 @@ def train(
     logs: Path,
     tasks: Path = Path("results/tasks"),
     reference: Path | None = None,
+    teacher: Path | None = None,
     keep_checkpoints: Count = 2,
 ) -> None:
     """Train the adapter with one or more ranks, or as a task of a Slurm job. Resumes from the last checkpoint."""
@@ -215,6 +233,9 @@ def train(
     if reference:
         check_intact(reference, "zerolora stage reference")
         paths["reference"] = reference
+    if teacher:
+        check_intact(teacher, "zerolora stage teacher")
+        paths["teacher"] = teacher
     arguments = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
 
     def short_run(number: int, short: list[str], into: Path) -> None:

@@ -1,6 +1,6 @@
-"""Checks of `train.from_adapter`: where it is allowed, and that a run can load the adapter that it continues from."""
+"""Checks of adapters that runs read: of `train.from_adapter`, where it is allowed, and that a run can load the adapter
+that it continues from; and of a teacher's."""
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -9,13 +9,13 @@ from pydantic import ValidationError
 from zerolora.config.grid_rules import location_of
 from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.config.resolve import models_by_source, run_sections
+from zerolora.config.run_objectives import teacher_of
 from zerolora.config.schema import Config, Train
 from zerolora.config.section import Fault
-from zerolora.config.values import HUB_ADAPTERS
+from zerolora.config.values import HUB_ADAPTERS, RUN_ADAPTER
 from zerolora.errors import shown
 from zerolora.methods.registry import TRAINABLE
 
-RUN_ADAPTER = re.compile(r"results/([^/]+)/adapter/?")
 TENSOR_KEYS = ("modules_to_save", "targets")
 """Keys of a method's section that decide which tensors exist."""
 MOST_LISTED = 10  # names in a message
@@ -47,6 +47,55 @@ def impossible_origin(config: Config, run: str) -> Iterable[Fault]:
         yield here, f"{shown(start)} is not a run's adapter; use one of {listed}"
     elif Path(start).is_relative_to(HUB_ADAPTERS) and Path(start).name not in config.fetch.adapter:
         yield here, f"{shown(start)} is not fetched; add {Path(start).name} to fetch.adapter"
+
+
+def impossible_teacher(config: Config, run: str) -> Iterable[Fault]:
+    """Yield mistakes in the teacher of a run: an unknown model, an adapter of another model, or of a run that is taught
+    by this one."""
+    teacher = teacher_of(config, run)
+    if teacher is None:
+        return
+    objective = str(config.all_runs[run].train.get("objective", config.train.objective))
+    own = config.all_runs[run].train.get(objective)
+
+    def here(key: str) -> tuple[str, ...]:
+        path = ("train", objective, key)
+        return location_of(config, run, *path) if isinstance(own, dict) and key in own else path
+
+    known = [name for _, models in models_by_source(config) for name in models]
+    if teacher.model not in known:
+        yield here("teacher"), f"{shown(teacher.model)} is not in fetch; use one of {', '.join(known)}"
+    if teacher.run is None:
+        if teacher.adapter and Path(teacher.adapter).name not in config.fetch.adapter:
+            name = Path(teacher.adapter).name
+            yield here("adapter"), f"{shown(teacher.adapter)} is not fetched; add {name} to fetch.adapter"
+        return
+    if teacher.run not in config.all_runs:
+        listed = ", ".join(_other_adapters(config, run, [run]))
+        yield here("adapter"), f"{shown(teacher.adapter)} is not a run's adapter; use one of {listed}"
+        return
+    if run in _origins(config, teacher.run):
+        yield here("adapter"), f"{teacher.run} is trained with {run} itself; name the adapter of another run"
+    dataset = config.all_runs[teacher.run].dataset
+    if dataset in config.prepare and (model := config.prepare[dataset].model) != teacher.model:
+        text = f"{shown(teacher.adapter)} is an adapter of {model}, and the teacher is {teacher.model}"
+        yield here("adapter"), f"{text}; use teacher: {model}, or another adapter"
+
+
+def _origins(config: Config, run: str) -> set[str]:
+    """Return a run, and all runs whose adapters it is trained with."""
+    seen: set[str] = set()
+    waiting = [run]
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in config.all_runs:
+            continue
+        seen.add(name)
+        if match := RUN_ADAPTER.fullmatch(str(config.all_runs[name].train.get("from_adapter") or "")):
+            waiting.append(match[1])
+        if (teacher := teacher_of(config, name)) and teacher.run:
+            waiting.append(teacher.run)
+    return seen
 
 
 def _other_adapters(config: Config, run: str, seen: list[str]) -> list[str]:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from zerolora.config.continued_checks import impossible_origin, unlike_origin
+from zerolora.config.continued_checks import impossible_origin, impossible_teacher, unlike_origin
 from zerolora.config.grid_rules import datasets_of, impossible_grids, location_of
 from zerolora.config.resolve import models_by_source, models_on_load, run_sections
 from zerolora.config.run_checks import impossible_run
-from zerolora.config.run_objectives import row_kinds
+from zerolora.config.run_objectives import row_kinds, teacher_of
 from zerolora.config.sample_checks import impossible_samples
 from zerolora.config.schema import AskedTask, Config, Prepare, Train, data_folders
 from zerolora.config.section import Fault
@@ -57,6 +57,7 @@ def impossible(config: Config, before_first_trial: bool = False) -> Iterable[Fau
             yield location_of(config, name), f"results/{name}/ is used by another stage; choose another name"
         yield from unknown_data_set(config, name)
         yield from impossible_origin(config, name)
+        yield from impossible_teacher(config, name)
         yield from impossible_run(config, name)
         yield from unlike_origin(config, name)
     yield from impossible_samples(config)
@@ -261,6 +262,7 @@ def no_run(config: Config) -> Iterable[Fault]:
 def unused_models(config: Config) -> Iterable[Fault]:
     """Yield models that no data set is prepared for."""
     used = {data.model for data in config.prepare.values()}
+    used |= {teacher.model for run in config.all_runs if (teacher := teacher_of(config, run))}
     for source, models in models_by_source(config):
         for name in models:
             if name not in used:
@@ -278,6 +280,7 @@ def unused_downloads(config: Config) -> Iterable[Fault]:
             text = f"no data set's path is {folder} or inside it; use it in prepare, or remove it"
             yield ("fetch", group, name), text
     starts = {run.train.get("from_adapter") for run in config.continued.values()}
+    starts |= {teacher.adapter for run in config.all_runs if (teacher := teacher_of(config, run))}
     for name in config.fetch.adapter:
         if (path := f"{HUB_ADAPTERS}/{name}") not in starts:
             text = f"no run continues from it; set train: {{from_adapter: {path}}} in a run of continued"

@@ -171,6 +171,13 @@ REFERENCE = (
 """Those that `reference` or its inputs depend on."""
 
 
+TEACHER = (
+    *("dataset", "hardware.device", "hardware.gpu", "hardware.compute_capability", "train.precision"),
+    *(f"train.distill.{key}" for key in ("teacher", "adapter", "top_k", "temperature")),
+)
+"""Those that `teacher` or its inputs depend on."""
+
+
 class Shared(NamedTuple):
     """Names in results/ of the outputs that a run shares; its own name if it shares none."""
 
@@ -178,10 +185,16 @@ class Shared(NamedTuple):
     estimated: str
     rendered: str
     referenced: str
+    taught: str
+
+
+def unshared(name: str) -> Shared:
+    """Return the names for a run that shares its outputs with its repeats alone."""
+    return Shared(name, name, name, name, name)
 
 
 LONGEST = 100  # characters of a directory name
-SHARED_STAGES = Shared("pack", "estimate", "render", "reference")
+SHARED_STAGES = Shared("pack", "estimate", "render", "reference", "teacher")
 """The stage that writes each output."""
 
 
@@ -192,7 +205,7 @@ def shared_names(owner: str, run: str, parts: Mapping[str, str | None]) -> Share
     """
     costly = [f"train.{each.name}.{key}" for each in entries("objectives").values() for key in each.costly]
     result = []
-    for read in (PACK, (*ESTIMATE, *costly), (*RENDER, *costly), REFERENCE):
+    for read in (PACK, (*ESTIMATE, *costly), (*RENDER, *costly), REFERENCE, TEACHER):
         touched = [parts[key] for key in sorted(parts) if _touches(key, read)]
         name = "-".join([owner, *filter(None, touched)])
         result.append(name if None not in touched and len(name) <= LONGEST else run)

@@ -10,8 +10,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from zerolora.config.section import Fault, Section
+from zerolora.config.values import HUB_ADAPTERS, RUN_ADAPTER, is_fetched
+from zerolora.errors import shown
 from zerolora.registries import with_sections
 
+MOST_TOKENS = 1 << 20
+"""More than any vocabulary has."""
 PositiveFloat = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0)]
 
@@ -107,6 +111,31 @@ class Kto(ObjectiveSection):
             yield ("desirable_weight",), text
 
 
+class Distill(ObjectiveSection):
+    """Distillation (arXiv 1503.02531): alpha times the cross-entropy of the labels plus (1 - alpha) T² times the
+    Kullback-Leibler divergence of the model from a teacher, of the teacher's k most likely tokens and all others as
+    one, both at the temperature T (docs/distillation.md)."""
+
+    teacher: str | None = None
+    """Name of the teacher, a model in fetch with the same vocabulary."""
+    adapter: str | None = None
+    """Adapter of the teacher: results/RUN/adapter of another run, or a fetched one."""
+    top_k: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 64
+    """Tokens of the teacher's distribution that are stored for each supervised token, in 6 bytes each."""
+    temperature: PositiveFloat = 1.0
+    """Temperature of both distributions; another one computes the teacher's again."""
+    alpha: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Weight of the cross-entropy of the labels; the divergence has the rest."""
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield a missing teacher, or an adapter that is neither a run's nor fetched."""
+        if self.teacher is None:
+            yield ("teacher",), "is missing; name the teacher, a model in fetch"
+        if self.adapter is not None and not (RUN_ADAPTER.fullmatch(self.adapter) or is_fetched(self.adapter)):
+            text = f"{shown(self.adapter)} is no adapter of a run or of fetch.adapter"
+            yield ("adapter",), f"{text}; use results/RUN/adapter or {HUB_ADAPTERS}/NAME"
+
+
 @with_sections("objective_sections")
 class ObjectiveSections(Section):
     """The settings of all objectives, each in the section of its name."""
@@ -123,3 +152,5 @@ class ObjectiveSections(Section):
     """Settings of orpo."""
     kto: Kto = Kto.model_construct()
     """Settings of kto."""
+    distill: Distill = Distill.model_construct()
+    """Settings of distill."""

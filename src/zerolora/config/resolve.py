@@ -21,7 +21,7 @@ from zerolora.config.compared import compared
 from zerolora.config.grids import SEED, SHARED_STAGES
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.objective_sections import ObjectiveSections
-from zerolora.config.run_objectives import needs_reference, row_kinds
+from zerolora.config.run_objectives import Teacher, needs_reference, row_kinds, teacher_of
 from zerolora.config.schema import Config, Fetch, Hardware, PackageModel, RunSections
 from zerolora.config.section import Section
 from zerolora.config.settings import EstimateSettings, RenderSettings, Resolved, RunSettings
@@ -332,11 +332,12 @@ def stages_of(config: Config, run: str) -> RunSettings:
     capacity = settings.pack.capacity or (data.max_length if data else None)
     if data and not settings.pack.capacity and OBJECTIVES[train.objective].rows == "pairs":
         capacity = 2 * data.max_length  # both sequences of a pair are in a packed row
-    evaluation, referenced = _evaluation(config, data), needs_reference(config, run)
+    evaluation, referenced, teacher = _evaluation(config, data), needs_reference(config, run), teacher_of(config, run)
+    without = {name: "" for name, needed in (("referenced", referenced), ("taught", teacher)) if not needed}
     return RunSettings(
         dataset=config.all_runs[run].dataset,
         **{name: getattr(settings, name) for name in schema.PassedSections.model_fields},
-        **config.shared_by(run)._asdict() | ({} if referenced else {"referenced": ""}),
+        **config.shared_by(run)._asdict() | without,
         pack=stages.PackSettings(packing=settings.pack.packing, capacity=capacity if settings.pack.packing else None),
         estimate=EstimateSettings(**memory),
         render=RenderSettings(
@@ -354,6 +355,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
             packages=dict(_packages(train)),
         ),
         reference=_reference(train, memory) if referenced else None,
+        teacher=_teacher(train, teacher, memory) if teacher else None,
         train=stages.TrainSettings(
             **_training(train),
             device=hardware.device,
@@ -427,6 +429,19 @@ def _reference(train: schema.Train, memory: Mapping[str, Any]) -> stages.Referen
         precision=memory["precision"],
         quantization=train.quantization if TRAINABLE[train.method].quantizes() else None,
         from_adapter=train.from_adapter,
+    )
+
+
+def _teacher(train: schema.Train, teacher: Teacher, memory: Mapping[str, Any]) -> stages.TeacherSettings:
+    """Return the settings of `teacher`: those that its probabilities depend on."""
+    section = getattr(train, train.objective)
+    return stages.TeacherSettings(
+        model=teacher.model,
+        device=memory["device"],
+        precision=memory["precision"],
+        top_k=section.top_k,
+        temperature=section.temperature,
+        adapter=teacher.adapter,
     )
 
 

@@ -1,7 +1,8 @@
 """The objectives of runs, and what they need of the data."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from zerolora.config.values import RUN_ADAPTER
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.types import RowKind
 
@@ -9,10 +10,36 @@ if TYPE_CHECKING:
     from zerolora.config.schema import Config
 
 
+class Teacher(NamedTuple):
+    """The teacher of a run."""
+
+    model: str
+    """Its name in fetch."""
+    adapter: str | None
+
+    @property
+    def run(self) -> str | None:
+        """The run whose adapter it has."""
+        match = RUN_ADAPTER.fullmatch(self.adapter or "")
+        return match[1] if match else None
+
+
 def needs_reference(config: "Config", run: str) -> bool:
     """Return whether the objective of a run compares with the model that training starts from."""
     name = _name(config, run)
     return name in OBJECTIVES and OBJECTIVES[name].reference
+
+
+def teacher_of(config: "Config", run: str) -> Teacher | None:
+    """Return the teacher of a run, by its own values or the config's; None without one."""
+    name = _name(config, run)
+    if name not in OBJECTIVES or not OBJECTIVES[name].taught:
+        return None
+    own = config.all_runs[run].train.get(name)
+    common = getattr(config.train, name, None)
+    values: dict[str, Any] = {**dict(common or {}), **(own if isinstance(own, dict) else {})}
+    model, adapter = values.get("teacher"), values.get("adapter")
+    return Teacher(model, adapter if isinstance(adapter, str) else None) if isinstance(model, str) else None
 
 
 def row_kinds(config: "Config", dataset: str) -> dict[RowKind, str]:

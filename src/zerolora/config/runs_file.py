@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zerolora.config.run_objectives import needs_reference
+from zerolora.config.run_objectives import needs_reference, teacher_of
 from zerolora.config.schema import MOST_VALIDATION_TASKS, Config
 from zerolora.errors import UserError
 from zerolora.files import write_text
@@ -38,6 +38,7 @@ def _groups(config: Config) -> dict[str, Names]:
     estimated: Names = {}
     rendered: Names = {}
     referenced: Names = {}
+    taught: Names = {}
     runs: Names = {}
     for name, run in config.all_runs.items():
         shared = config.shared_by(name)
@@ -51,6 +52,11 @@ def _groups(config: Config) -> dict[str, Names]:
         if needed:
             referenced[shared.referenced] = {"dataset": run.dataset, "start": start}
             reference = f"results/{shared.referenced}/reference/manifest.json"
+        names["taught"] *= (teacher := teacher_of(config, name)) is not None
+        if teacher:
+            begins = teacher.adapter or f"{data}/stats.json"
+            taught[shared.taught] = {"dataset": run.dataset, "start": begins, "teacher": teacher.model}
+            reference = f"results/{shared.taught}/teacher/manifest.json"
         files = [f"results/tasks/{task}.jsonl" for task in validation_tasks(config, name)]
         runs[name] = {
             "dataset": run.dataset,
@@ -94,6 +100,7 @@ def _groups(config: Config) -> dict[str, Names]:
         "estimated": estimated,
         "rendered": rendered,
         "referenced": referenced,
+        "taught": taught,
         "runs": runs,
         "task_rows": {name: {"path": task.path} for name, task in config.tasks.rows.items()},
         "tasks_of_base": of_tasks("dataset", evaluated),

@@ -23,7 +23,16 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from zerolora.config.grids import Combination, Shared, combinations, mistakes, nested, part_of, shared_names
+from zerolora.config.grids import (
+    Combination,
+    Shared,
+    combinations,
+    mistakes,
+    nested,
+    part_of,
+    shared_names,
+    unshared,
+)
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.objective_sections import ObjectiveSections
 from zerolora.config.row_sections import Better, Wanted
@@ -465,7 +474,8 @@ class TrainSection(MethodSections, ObjectiveSections):
     """Training method (docs/methods.md): lora, dora, qlora, qdora, ia3, vera, or full for all weights."""
     objective: ObjectiveName = "sft"
     """Training objective (docs/training.md): sft = next-token loss on the supervised tokens; dpo, ipo, simpo and orpo
-    compare a chosen with a rejected answer; kto learns from answers that are each desirable or not."""
+    compare a chosen with a rejected answer; kto learns from answers that are each desirable or not; distill learns from
+    the probabilities of a teacher."""
     from_adapter: Text | None = None
     """Adapter directory to continue training from: results/<run>/adapter of another run, resources/adapters/<name> of
     fetch.adapter, or your own. Required for runs in `continued`, not allowed in others."""
@@ -543,8 +553,9 @@ class Train(TrainSection):
     """Training with DeepSpeed, DDP or FSDP."""
 
     learning_rate: Annotated[float, Field(gt=0)] | None = None
-    """Peak learning rate. Default: 2e-4 for sft, 5e-5 for orpo, 5e-6 for dpo, ipo, simpo and kto; a tenth of that for
-    method full, ten times for ia3 and vera. `zerolora init` writes one for the model's size (docs/methods.md)."""
+    """Peak learning rate. Default: 2e-4 for sft and distill, 5e-5 for orpo, 5e-6 for dpo, ipo, simpo and kto; a tenth
+    of that for method full, ten times for ia3 and vera. `zerolora init` writes one for the model's size
+    (docs/methods.md)."""
     validation_tasks: Annotated[list[Name], Field(max_length=MOST_VALIDATION_TASKS)] = []
     """Tasks of tasks.rows to evaluate at each validation, with choices or generated answers; at most 3
     (docs/tasks.md)."""
@@ -1034,7 +1045,7 @@ class Config(Section):
         result = {}
         for section, written, run in self._written_runs():
             for name, again in self._repeats(written, run, run.repeats):
-                result[name] = Expanded(section, written, again, Shared(written, written, written, written))
+                result[name] = Expanded(section, written, again, unshared(written))
         for owner, grid in self.grids.items():
             for each in _combinations(owner, grid):
                 shared = shared_names(owner, each.name, each.parts)
@@ -1057,7 +1068,7 @@ class Config(Section):
 
     def shared_by(self, run: str) -> Shared:
         """Return the names of the outputs that a run may share."""
-        return self.expanded_runs[run].shared if run in self.expanded_runs else Shared(run, run, run, run)
+        return self.expanded_runs[run].shared if run in self.expanded_runs else unshared(run)
 
     @functools.cached_property
     def names_by_owner(self) -> dict[tuple[str, str], list[str]]:

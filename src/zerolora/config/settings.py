@@ -163,6 +163,20 @@ class ReferenceSettings(Section):
     """Adapter directory that training starts from."""
 
 
+class TeacherSettings(Section):
+    """Settings of `teacher`."""
+
+    model: str
+    """Name of the teacher in fetch."""
+    device: Annotated[Device, AlwaysCompared()]
+    precision: Precision
+    top_k: int = 64
+    """Tokens of the distribution that are stored for each supervised token."""
+    temperature: float = 1.0
+    adapter: str | None = None
+    """Directory of the teacher's adapter."""
+
+
 class UsefulFlops(Section):
     """FLOPs that training cannot avoid, and the peak rate to compare them with (MFU, docs/telemetry.md)."""
 
@@ -352,10 +366,13 @@ class RunSettings(schema.PassedSections):
     """Name in results/ of its zero.json and render.json."""
     referenced: str = ""
     """Name in results/ of its reference; empty if its objective needs none."""
+    taught: str = ""
+    """Name in results/ of its teacher's probabilities; empty if its objective needs none."""
     pack: PackSettings
     estimate: EstimateSettings
     render: RenderSettings
     reference: ReferenceSettings | None = None
+    teacher: TeacherSettings | None = None
     train: TrainSettings
     evaluate: EvaluateRunSettings
     report: ReportSettings

@@ -3,8 +3,8 @@
 From these entries follow dvc.yaml (dvc_file.py), `zerolora stage`, the code fingerprints (fingerprint.py), the stages
 of the workflow and of the comparison, and the table in docs/architecture.md. In paths, `{model}`, `{source}`,
 `{packaged}`, `{adapter}`, `{dataset}`, `{task}`, `{target}`, `{sample}`, `{selection}` and `{run}` stand for a name in
-the config, `{packed}`, `{estimated}`, `{rendered}` and `{referenced}` for the name of a run or of an output that runs
-share (grids.py).
+the config, `{packed}`, `{estimated}`, `{rendered}`, `{referenced}` and `{taught}` for the name of a run or of an output
+that runs share (grids.py), `{teacher}` for that of a teacher's model.
 """
 
 import re
@@ -251,6 +251,23 @@ STAGES = {
             uses_gpus=True,
         ),
         Stage(
+            "teacher",
+            "Compute the most likely tokens of a teacher at each supervised token of the data.",
+            "results/{taught}/teacher/manifest.json",
+            modules=("evaluate.teacher_probabilities",),
+            settings="shared.{taught}.teacher",
+            files={
+                "data": "results/data/{dataset}",
+                "student": "resources/models/{model}",
+                "weights": "resources/weights/{teacher}.json",
+                "output": "results/{taught}/teacher",
+            },
+            foreach="taught",
+            reads=("results/data/{dataset}/manifest.json", "resources/models/{teacher}", "{item.start}"),
+            writes=("results/{taught}/teacher",),
+            uses_gpus=True,
+        ),
+        Stage(
             "train",
             "Train the adapter with one or more ranks. Resumes from the last checkpoint.",
             "results/{run}/adapter/manifest.json",
@@ -266,6 +283,7 @@ STAGES = {
                 "logs": "results/logs/train/{run}",
                 "tasks": "results/tasks",
                 "reference": "results/{referenced}/reference",
+                "teacher": "results/{taught}/teacher",
             },
             foreach="runs",
             reads=(

@@ -29,6 +29,7 @@ HARNESS_FILES = "config/harness"  # task files of lm-evaluation-harness
 HUB_DATA = "data/hub"  # downloaded data sets
 PACKAGE_DATA = "data/packages"  # downloaded data sets of PyPI packages
 HUB_ADAPTERS = "resources/adapters"  # downloaded adapters
+RUN_ADAPTER = re.compile(r"results/([^/]+)/adapter/?")  # of a run
 RESERVED_RUNS = ("base", "compare", "data", "logs", "samples", "selections", "settings", "tasks")
 MANY = Field(min_length=1)
 NO_TRACKER = "none"
@@ -268,3 +269,8 @@ Check = Annotated[str, _one_of(_generated, USER_TASK, "config/tasks/mine.py"), _
 AnyCheck = Annotated[str, _one_of(_all("tasks"), USER_TASK, "config/tasks/mine.py"), _enum(_all("tasks"), USER_TASK)]
 Jinja = Annotated[str, Field(min_length=1), _jinja("template", "{{ question }}")]
 Expression = Annotated[str, Field(min_length=1), _jinja("expression", "[option_a, option_b]")]
+
+
+def is_fetched(adapter: str) -> bool:
+    """Return whether a path is the folder of an adapter that `fetch.adapter` may have."""
+    return adapter.startswith(f"{HUB_ADAPTERS}/") and "/" not in adapter.removeprefix(f"{HUB_ADAPTERS}/")

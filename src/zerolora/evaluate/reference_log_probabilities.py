@@ -14,35 +14,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from zerolora.compat.transformers_patches import resizable
 from zerolora.config.compared import compared
 from zerolora.config.settings import ReferenceSettings
 from zerolora.data.prepared_rows import kind_of, open_split
 from zerolora.data.reference_columns import SPLITS
 from zerolora.errors import UserError
-from zerolora.evaluate.evaluated_models import placement, with_adapter
+from zerolora.evaluate import frozen_model
 from zerolora.files import MANIFEST, describe, sha256, staged_directory, write_json
 from zerolora.log import result
 from zerolora.machine import cpu_matmul, devices
-from zerolora.memory.loaded_weights import loaded_bytes
-from zerolora.methods.registry import check_published
 from zerolora.model import added_tokens
-from zerolora.model.architecture import config_of
-from zerolora.model.attention_trial import why_not
 from zerolora.model.manifest import located
-from zerolora.model.read_spec import read_model_spec
-from zerolora.model.rope import EVER
-from zerolora.model.spec import EVALUATION_TOKENS
 from zerolora.progress import Progress
-from zerolora.train import base_model
-from zerolora.train.attention import IMPLEMENTATIONS
-from zerolora.train.engines.engine import DTYPES
 from zerolora.train.feed import collate
-from zerolora.train.isolation import check_loss, shares_prefixes
-from zerolora.train.loss import logits_of, make_chunked, token_losses
+from zerolora.train.loss import logits_of, token_losses
 from zerolora.train.objectives.mismatched import mismatched, partners
 from zerolora.train.objectives.objective import Sequence, by_sequence, token_counts
-from zerolora.train.rope_by_row import compute_by_row
 from zerolora.units import counted
 
 
@@ -54,7 +41,10 @@ def compute(settings: ReferenceSettings, data: Path, weights: Path, output: Path
     if settings.device == "cpu":
         cpu_matmul.choose()
     sequences = {split: _sequences(open_split(data, split)) for split in SPLITS}  # before a model is loaded
-    model, prefixes = load(settings, located(weights), data, device)
+    adapter = Path(settings.from_adapter) if settings.from_adapter else None
+    model, prefixes = frozen_model.load(
+        located(weights), added_tokens.of_data(data), device, settings.precision, settings.quantization, adapter
+    )
     with staged_directory(output) as staged:
         counts = {
             split: _write(model, sequences[split], staged / f"{split}.arrow", split, prefixes) for split in SPLITS
@@ -62,35 +52,6 @@ def compute(settings: ReferenceSettings, data: Path, weights: Path, output: Path
         origin = {"data_manifest_sha256": sha256(data / MANIFEST), "settings": compared(settings)}
         write_json(staged / MANIFEST, {**origin, "files": describe(staged)})
     result(counted(sum(counts.values()), "answer"))
-
-
-def load(settings: ReferenceSettings, weights: Path, data: Path, device: torch.device) -> tuple[Any, bool]:
-    """Return the model that training starts from, in evaluation mode, and whether it computes the common prefix of
-    sequences once: on `device`, or spread over all GPUs of this process if it does not fit on one."""
-    tokens = added_tokens.of_data(data)
-    quantization = None
-    if settings.quantization:
-        quantization = base_model.bitsandbytes_config(settings.quantization, settings.precision, sharded=False)
-    size = loaded_bytes(read_model_spec(weights), DTYPES[settings.precision].itemsize, settings.quantization)
-    placed = placement(weights, device, loaded=size)
-    own = not placed and why_not(config_of(weights)) is None
-    attention = IMPLEMENTATIONS["flash"] if own else "sdpa" if base_model.builds(weights, "sdpa") else "eager"
-    dtype = DTYPES[settings.precision]
-    model = base_model.read(weights, dtype, attention, device, quantization, placed)
-    with resizable(model):
-        added_tokens.add_rows(model, tokens)
-    model.config.use_cache = False
-    if not placed:  # whose hooks move the inputs of whole modules
-        make_chunked(model)
-    if settings.from_adapter:
-        adapter = Path(settings.from_adapter)
-        check_published(adapter, weights)
-        model = with_adapter(model, adapter)
-    model.eval()
-    if not placed:
-        check_loss(model, model, device, settings.precision)
-    by_row = compute_by_row(model, EVER)
-    return model, not by_row and own and shares_prefixes(model, model.config, device)
 
 
 def _write(model: Any, sequences: "_Sequences", file: Path, split: str, prefixes: bool) -> int:
@@ -179,20 +140,17 @@ def _sequences(rows: Any) -> _Sequences:
 
 
 def _batches(sequences: _Sequences) -> Iterator[list[int]]:
-    """Yield sequence numbers in batches of rows with similar length, the longest first: up to EVALUATION_TOKENS tokens
-    with padding, but at least one row."""
-    each, order = np.arange(len(sequences.names)), np.argsort(-sequences.padded, kind="stable")
-    while len(order):
-        size = max(1, EVALUATION_TOKENS // max(1, int(sequences.padded[order[0]])))
-        yield (order[:size, None] * len(each) + each).ravel().tolist()
-        order = order[size:]
+    """Yield sequence numbers in batches: of all sequences of rows with similar length."""
+    each = np.arange(len(sequences.names))
+    for rows in frozen_model.batches(sequences.padded):
+        yield (rows[:, None] * len(each) + each).ravel().tolist()
 
 
 def log_probabilities(model: Any, sequences: list[Sequence], prefixes: bool = False) -> np.ndarray:
     """Return the sum of the log-probabilities of each sequence's supervised tokens: [sequences], fp64. With `prefixes`,
     what sequences begin with in common is computed once."""
     batch = collate([[each] for each in sequences], False, model.device, prefixes)
-    if hasattr(model, "logits_are_plain"):  # make_chunked
+    if frozen_model.is_chunked(model):
         losses = token_losses(model, batch)
     else:
         logits = logits_of(model, batch).flatten(0, 1).index_select(0, batch["supervised"])

@@ -154,7 +154,7 @@ def memory(
         activation_offload=activation_offload,
         attention=attention or _attention(model_spec, sequence_parallel),
         precision=precision,
-        kernels=() if kernels == "off" else _kernels(model_spec, loss),
+        kernels=() if kernels == "off" else OBJECTIVES[objective].kernels(_kernels(model_spec, loss)),
         loss=loss,
         logits=supervised_span or 0,
         sequence_parallel=sequence_parallel,

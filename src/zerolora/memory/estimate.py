@@ -93,7 +93,9 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
         activation_offload=settings.activation_offload,
         attention=open_attentions(model, settings)[0],
         precision=settings.precision,
-        kernels=fused_kernels.used(settings.kernels, settings.device, model.family, model.activation),
+        kernels=objective.kernels(
+            fused_kernels.used(settings.kernels, settings.device, model.family, model.activation)
+        ),
         masked=masked(rows, micro_batch * len(objective.texts)),
         # Training may have to compute all logits of an unknown family at once (train/isolation.py).
         loss="fused" if model.counted == "config.json" else "full",
@@ -107,6 +109,7 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
         objective=objective,
         optimizer=OPTIMIZERS[settings.optimizer],
         packed=rows.packed(len(objective.texts)),
+        all_supervised=rows.supervised_tokens + rows.validation_supervised_tokens,
     )
 
 
@@ -292,6 +295,8 @@ SOURCES = {
     "(docs/memory.md, Validation); torch's allocator reserves as much: vllm-project/compressed-tensors#587",
     "reserve_streams": "the most that the stream which gathers weights needs, beyond its part at the peak: "
     "partitioned_param_coordinator.py, _fsdp_collectives.py, CUDACachingAllocator.cpp",
+    "teacher": "6 bytes for each of the k tokens and 8 more, for each supervised token of train and validation: "
+    "train/objectives/distill.py",
     "processes": "a rank that has loaded nothing: benchmarks/process_memory.py",
     "loading": "the largest weight, in transfer to the GPU, and shards that stay on the host; on CPU ranks the "
     "weights: train/base_model.py",

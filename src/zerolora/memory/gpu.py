@@ -151,6 +151,8 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
     for name, kinds in step.phases.items():
         extra = _reducing(run) if name == "backward_end" else 0.0
         of_loss = run.added.activations if name in ("loss", "backward") else 0.0
+        of_loss += run.added.batch
+        of_loss += spec.chunk_of_objective(run.model) if name == "loss" else 0.0
         coming = _coming_back(run, step) if name == "backward" else 0.0
         result[name] = {
             "activations": kinds.get("activations", 0) + of_loss + coming,

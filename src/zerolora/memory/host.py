@@ -163,4 +163,6 @@ def disk_terms(run: PlannedRun) -> dict[str, int]:
         "merged": model,
         "nvme": int(run.states.disk * run.spec.ranks_per_node),
     }
+    if of_teacher := run.spec.objective.row_bytes(run.spec.all_supervised):
+        disk["teacher"] = of_teacher
     return {**disk, "total": sum(disk.values())}

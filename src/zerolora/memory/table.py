@@ -4,7 +4,7 @@ from typing import Any
 
 from zerolora.memory.estimate import Capacity
 from zerolora.memory.reserve import with_headroom
-from zerolora.units import GIB
+from zerolora.units import GIB, gib
 
 WIDTH = 120  # maximum columns of a line
 NAME, BAR, SMALLEST_BAR = 24, 20, 5  # maximum characters of a name and of a bar, and minimum of a bar
@@ -28,6 +28,8 @@ def table(result: dict[str, Any]) -> str:
         f"({model['counted_from']}), longest packed row {result['data']['longest_packed_row']} tokens, "
         f"micro-batch {result['micro_batch']}"
     )
+    if of_teacher := result["strategies"][0]["disk"].get("teacher"):
+        head += f"\nthe teacher's probabilities take {gib(of_teacher)} on disk"
     return f"{head}\n{rows(result['strategies'], Capacity(**result['capacity']))}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from zerolora.memory.states import BYTES
 from zerolora.methods.method import Method, TrainedParameters
 from zerolora.model.fused_kernels import Part
-from zerolora.model.spec import ModelSpec
+from zerolora.model.spec import ModelSpec, chunk_size
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.optimizers.optimizer import Optimizer
 from zerolora.strategies import STRATEGIES
@@ -66,6 +66,8 @@ class TrainingSpec:
     optimizer: Optimizer = OPTIMIZERS["adamw"]
     packed: float = 1.0
     """Rows of the longest packed row, by their mean length."""
+    all_supervised: int = 0
+    """Supervised tokens of all rows, validation included."""
 
     @property
     def ranks(self) -> int:
@@ -101,6 +103,13 @@ class TrainingSpec:
         """Return the bytes of a rank that the objective adds with `trained` parameters."""
         return self.objective.memory(self.micro_batch * (self.logits or self.own_length), trained)
 
+    def chunk_of_objective(self, model: ModelSpec) -> float:
+        """Return the bytes that the objective's own head loss takes beside the logits of a chunk (train/loss.py)."""
+        tokens = self.micro_batch * (self.logits or self.own_length)
+        if self.loss == "fused":
+            tokens = min(tokens, chunk_size(tokens, model.hidden, model.vocabulary))
+        return self.objective.chunk_memory(tokens, model.vocabulary, self.width)
+
     def saved_by_packing(self, model: ModelSpec) -> float:
         """Return by how many weights of the run's precision quantization makes the base model smaller, without
         constants."""
@@ -135,6 +144,7 @@ class RowStatistics:
     """Mean over tokens of the length of a token's row."""
     validation_rows: int
     """Packed rows for validation."""
+    validation_supervised_tokens: int = 0
     rows: int = 0
     """For training, before packing."""
     common_prefix: int = 0
@@ -176,6 +186,7 @@ def row_statistics(stats: dict[str, Any]) -> RowStatistics:
         supervised_tokens=stats["train_supervised_tokens"],
         mean_row_of_a_token=stats["train_mean_row_of_a_token"],
         validation_rows=stats["validation_packed_rows"],
+        validation_supervised_tokens=stats["validation_supervised_tokens"],
         rows=stats["train_rows"],
         common_prefix=stats["train_common_prefix"],
         shared_prompts=stats.get("train_shared_prompts", 0),

@@ -240,6 +240,7 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         merged=merged,
         merging=merging,
         forwards_before=spec.objective.forwards_before,
+        head_bytes=spec.objective.logit_bytes(),
         offloads_inputs=spec.offloads_inputs,
         update_traffic=spec.optimizer.traffic(),
         update_on_host=spec.optimizer.host_time,

@@ -233,7 +233,7 @@ def _logit_traffic(work: StepWork) -> tuple[float, float]:
     """Return the bytes that a logit moves, forward and backward."""
     if "loss" in work.kernels and work.frozen:
         return FUSED_LOGITS[0] * work.width, FUSED_LOGITS[1] * work.width
-    return work.width + LOGITS, work.width + LOGITS
+    return work.width + LOGITS + work.head_bytes, work.width + LOGITS
 
 
 def _roofline(flops: float, weights: float, traffic: float, hardware: HardwareRates) -> float:

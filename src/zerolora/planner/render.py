@@ -154,7 +154,7 @@ def planning_of(settings: RenderSettings, estimate: Path) -> tuple[Planning, str
 def check_disk(chosen: Candidate, model: ModelSpec, directory: Path) -> None:
     """Raise UserError if the results' disk has too little free space for the run."""
     disk, free = predict(model, chosen.spec).disk, shutil.disk_usage(directory).free
-    written = {name: disk[name] for name in ("merged", "checkpoints", "adapter")}
+    written = {name: disk[name] for name in ("merged", "checkpoints", "adapter", "teacher") if name in disk}
     if sum(written.values()) > free:
         terms = ", ".join(f"{name} {gib(value)}" for name, value in written.items())
         raise UserError(

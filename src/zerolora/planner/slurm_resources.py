@@ -7,9 +7,16 @@ training's with the choice; those of other stages are computed from their input 
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
-from zerolora.config.settings import EvaluateSettings, ReferenceSettings, RenderSettings, SampleSettings
+from zerolora.config.method_sections import Quantization
+from zerolora.config.settings import (
+    EvaluateSettings,
+    ReferenceSettings,
+    RenderSettings,
+    SampleSettings,
+    TeacherSettings,
+)
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json
 from zerolora.memory.decoder import evaluation
@@ -36,6 +43,8 @@ from zerolora.schedules import every
 from zerolora.strategies import STRATEGIES
 from zerolora.tensor_file import read_header
 from zerolora.train.objectives import OBJECTIVES
+from zerolora.train.objectives.distill import WINDOW
+from zerolora.types import Precision
 
 EMBEDDED = "lora_embedding_A"
 SLACK = 4
@@ -66,6 +75,8 @@ MERGE_PROCESS = 400 * 1024**2
 (benchmarks/merge/compare.py, "start"). tests/unit/test_slurm_resources.py compares merging with a real run."""
 MERGE_BLOCKS = 8 * (4 * 2**20 + 3 * 4 * 2**17)
 """Bytes of a merge's threads (merge/stream.py): stored rows, and a block in fp32, its update and their sum."""
+WINDOW_COPIES = 2
+"""Copies of a window's values in memory: arrays, and their record batch."""
 MERGE_WHOLE = 4 * 4
 """Bytes for each number of a weight that is merged whole: four fp32 copies, quantized, unpacked and updated. Experts
 have more copies of fewer bytes."""
@@ -235,19 +246,79 @@ def referring(
     Raises UserError if a stage's file is missing.
     """
     spec, statistics = read_model_spec(model), read_json(data / "stats.json", "zerolora stage prepare")
-    stored, on_gpu = _weight_bytes(model), run.device == "cuda"
-    tokens = sum(statistics[f"{split}_tokens"] for split in ("train", "validation"))
+    tokens, longest = _tokens(statistics), statistics["longest_row"]
     tokens *= 1 + OBJECTIVES[run.objective].forwards_before  # of other sequences
-    longest = max(1, statistics["longest_row"])
-    width = BYTES[settings.precision]
-    weights = loaded_bytes(spec, width, settings.quantization)
+    return _scoring(
+        spec, _weight_bytes(model), settings.precision, settings.quantization, tokens, longest, run, gpus_per_node
+    )
+
+
+def teaching(
+    settings: TeacherSettings, model: Path, data: Path, run: RenderSettings, gpus_per_node: int | None = None
+) -> Resources:
+    """Return the resources of `teacher`, as those of `reference` for the teacher's model.
+
+    Raises UserError if a stage's file is missing.
+    """
+    statistics = read_json(data / "stats.json", "zerolora stage prepare")
+    supervised = _tokens(statistics, "supervised_tokens")
+    return of_teacher(
+        read_model_spec(model),
+        _weight_bytes(model),
+        settings,
+        _tokens(statistics),
+        supervised,
+        statistics["longest_row"],
+        run,
+        gpus_per_node,
+    )
+
+
+def of_teacher(
+    spec: ModelSpec,
+    stored: int,
+    settings: TeacherSettings,
+    tokens: int,
+    supervised: int,
+    longest: int,
+    run: RenderSettings,
+    gpus_per_node: int | None = None,
+) -> Resources:
+    """Return the resources of `teacher` for a model of `stored` bytes and rows of `tokens` tokens, of which some are
+    `supervised`: a pass over all, and writing its values."""
+    objective = OBJECTIVES[run.objective].configured({"top_k": settings.top_k})
+    held = WINDOW_COPIES * objective.row_bytes(min(supervised, WINDOW))
+    written = objective.row_bytes(supervised)
+    return _scoring(spec, stored, settings.precision, None, tokens, longest, run, gpus_per_node, held, written)
+
+
+def _tokens(statistics: dict[str, Any], name: str = "tokens") -> int:
+    return sum(int(statistics[f"{split}_{name}"]) for split in ("train", "validation"))
+
+
+def _scoring(
+    spec: ModelSpec,
+    stored: int,
+    precision: Precision,
+    quantization: Quantization | None,
+    tokens: int,
+    longest: int,
+    run: RenderSettings,
+    gpus_per_node: int | None,
+    held_beside: int = 0,
+    written: int = 0,
+) -> Resources:
+    """Return the resources of forward passes over `tokens` tokens, of which the host holds and the disk gets some
+    bytes."""
+    on_gpu, longest, width = run.device == "cuda", max(1, longest), BYTES[precision]
+    weights = loaded_bytes(spec, width, quantization)
     together = max(1, EVALUATION_TOKENS // longest)
     working = evaluation(spec, ForwardSpec(together, longest, width, "sdpa", True, False, "full", longest), NOTHING)
     of_node = run.ranks_per_node if gpus_per_node is None else gpus_per_node
     gpus = _gpus(spec, weights, 0, working, run, of_node) or of_node if on_gpu else 0
-    held = stored if on_gpu else weights + working
+    held = held_beside + (stored if on_gpu else weights + working)
     seconds = math.ceil(tokens / EVALUATION_TOKENS) * _forward_seconds(spec, EVALUATION_TOKENS, 1, run)
-    return _resources(seconds + stored / SHARED_DISK, PROCESS_BYTES + held, gpus)
+    return _resources(seconds + (stored + written) / SHARED_DISK, PROCESS_BYTES + held, gpus)
 
 
 def _gpus(spec: ModelSpec, weights: float, cache: int, working: float, run: RenderSettings, most: int) -> int:

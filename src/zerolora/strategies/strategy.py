@@ -184,6 +184,8 @@ class StepWork:
     """Their modules."""
     forwards_before: int = 0
     """Forward passes of the global batch before the step, without gradient."""
+    head_bytes: float = 0.0
+    """Bytes that the objective's own head loss moves for each logit, beside those of cross-entropy."""
     offloads_inputs: bool = False
     """Inputs of checkpointed layers are moved to the host and back."""
     prefix: int = 0

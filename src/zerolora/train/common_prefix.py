@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from zerolora.model.spec import FEWEST, WORTH
 
 if TYPE_CHECKING:
@@ -59,19 +61,21 @@ def _is_drawn(key: str, value: Any) -> bool:
     return named and isinstance(value, int | float) and value > 0
 
 
-def worthwhile(rows: Sequence[Sequence[int]], groups: Sequence[Group]) -> bool:
+def worthwhile(rows: Sequence[Any], groups: Sequence[Group]) -> bool:
     """Return whether groups of rows save enough."""
     saved = sum(group.prefix * (len(group.rows) - 1) for group in groups)
     return saved > 0 and saved >= WORTH * sum(map(len, rows))
 
 
-def grouped(rows: Sequence[list[int]]) -> list[Group]:
-    """Group rows of tokens so that the fewest tokens are computed, at most one prefix a row.
+def grouped(rows: Sequence[Any]) -> list[Group]:
+    """Group rows of tokens, lists or arrays, so that the fewest tokens are computed, at most one prefix a row.
 
     Of rows in lexicographic order, some neighbours are a group: its prefix is the shortest that two neighbours share.
     """
-    order = sorted(range(len(rows)), key=lambda number: rows[number])
-    shared = [_common(rows[one], rows[other]) for one, other in itertools.pairwise(order)]
+    tokens = [np.asarray(row, dtype=">i4") for row in rows]
+    in_order = [row.tobytes() for row in tokens]  # of which the order is that of the tokens
+    order = sorted(range(len(rows)), key=lambda number: in_order[number])
+    shared = [_common(tokens[one], tokens[other]) for one, other in itertools.pairwise(order)]
     # Tokens saved among the first rows of the order, and the start of the last group that saves them.
     best: list[tuple[int, int]] = [(0, 0)]
     for end in range(1, len(order) + 1):
@@ -91,7 +95,8 @@ def grouped(rows: Sequence[list[int]]) -> list[Group]:
     return sorted(groups, key=lambda group: group.rows)
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def _common(one: np.ndarray, other: np.ndarray) -> int:
     """Return the tokens of a common prefix that leaves at least one token of each row."""
-    most = min(len(one), len(other)) - 1
-    return next((at for at in range(most) if one[at] != other[at]), max(0, most))
+    most = max(0, min(len(one), len(other)) - 1)
+    differ = one[:most] != other[:most]
+    return int(differ.argmax()) if differ.any() else most

@@ -1,6 +1,5 @@
 """The packed rows of each rank in each step, and the tensors of a micro-batch."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,13 +8,14 @@ import torch
 from zerolora.config.settings import TrainingPlan
 from zerolora.data.packing_plan import PackingPlan
 from zerolora.data.prepared_rows import IGNORED, kind_of
+from zerolora.data.row_columns import columns_of
 from zerolora.errors import UserError
 from zerolora.machine.devices import moved
 from zerolora.model.padded_lengths import padded
 from zerolora.schedules import rows_in
 from zerolora.train.common_prefix import Branches, Group, grouped, worthwhile
 from zerolora.train.objectives import OBJECTIVES
-from zerolora.train.objectives.objective import MARK, Objective, Sequence, token_counts
+from zerolora.train.objectives.objective import MARK, OF_TOKENS, Objective, Sequence, token_counts
 from zerolora.train.order import ABSENT, assign, assign_padded, global_batches, spread
 from zerolora.train.sequence_parallel import sequence
 
@@ -58,6 +58,8 @@ class Batches:
             remedy = "choose another objective"
             if self.objective.reference and all(name.startswith("reference") for name in missing):
                 remedy = "add --reference with the output of `zerolora stage reference`"
+            if {*missing} <= {*self.objective.of_tokens}:
+                remedy = "add --teacher with the output of `zerolora stage teacher`"
             raise UserError(
                 f"train.objective is {self.objective.name}, which reads {' and '.join(missing)} of each row, but the "
                 f"prepared rows have no such column; {remedy}"
@@ -242,24 +244,17 @@ def prepared(rows: Any, objective: Objective) -> Any:
 def packed_row(rows: Any, packing: PackingPlan, number: int, objective: Objective, before: bool = False) -> PackedRow:
     """Return the sequences of packed row `number`; with `before`, those of the pass before a step."""
     members = packing.members[packing.starts[number] : packing.starts[number + 1]].tolist()
-    names = [*objective.columns, "source", *objective.numbers]
+    names, columns = [*objective.columns, "source", *objective.numbers, *objective.of_tokens], columns_of(rows)
     if not before:
-        return [each for row in _members(rows, members, names) for each in objective.sequences(row)]
+        return [each for row in columns.rows(members, names) for each in objective.sequences(row)]
     names += objective.before_columns
     if objective.other_row:
-        of_members = list(_members(rows, members, [*names, objective.other_row]))
-        others = _members(rows, [row[objective.other_row] for row in of_members], names)
+        of_members = list(columns.rows(members, [*names, objective.other_row]))
+        others = columns.rows([row[objective.other_row] for row in of_members], names)
         of_members = [row | {objective.other_row: other} for row, other in zip(of_members, others, strict=True)]
     else:
-        of_members = list(_members(rows, members, names))
+        of_members = list(columns.rows(members, names))
     return [each for row in of_members for each in objective.sequences_before(row)]
-
-
-def _members(rows: Any, numbers: list[int], names: list[str]) -> Iterator[Sequence]:
-    """Yield some rows with some of their columns."""
-    columns = rows[numbers]
-    for values in zip(*(columns[name] for name in names), strict=True):
-        yield dict(zip(names, values, strict=True))
 
 
 def single(packed_rows: list[PackedRow]) -> list[PackedRow]:
@@ -287,7 +282,7 @@ def collate(
     input_ids: [packed rows, longest]. [supervised tokens] each: `supervised`, the positions in the flattened batch that
     predict supervised tokens; `targets`, those tokens; `sequence`, their sequence's number; `source`, their data
     source; and `mark`, if sequences have it. [sequences] each: `sources`, and the objective's `numbers`. `lengths`: for
-    attention row by row (attention.py).
+    attention row by row (attention.py). `of_tokens`: by column, k values of each supervised token.
 
     Without packing every sequence has a row of its own, and attention_mask marks the padding. With packing there is
     none, since models would let tokens attend across rows; position_ids that restart at every row, and at the padding,
@@ -332,7 +327,10 @@ def collate(
         of_rows.append([len(row["input_ids"]) for row in packed] + [longest - start] * (start < longest))
     # By the position that predicts them; first tokens are never targets, so nothing leaves its packed row.
     targets = {name: np.roll(batch.pop(name), -1) for name in ("labels", "sequence", *marks)}
+    own: np.ndarray | None = None
     if sequence.size > 1:
+        counted = (targets["labels"] != IGNORED).cumsum().reshape(shape) - 1
+        own = sequence.own_part(counted)[sequence.own_part(targets["labels"]) != IGNORED]
         batch = {name: np.ascontiguousarray(sequence.own_part(values)) for name, values in batch.items()}
         targets = {name: sequence.own_part(values) for name, values in targets.items()}
     supervised = np.flatnonzero(targets["labels"].ravel() != IGNORED)
@@ -341,7 +339,8 @@ def collate(
     batch["sources"] = np.array(sources, dtype=np.int64)
     batch["source"] = batch["sources"][batch["sequence"]]
     tensors = {name: moved(torch.from_numpy(values), device) for name, values in batch.items()}
-    return {**tensors, "lengths": of_rows, "numbers": _numbers(packed_rows, device)}
+    further = {"numbers": _numbers(packed_rows, device), OF_TOKENS: _of_tokens(packed_rows, device, own)}
+    return {**tensors, "lengths": of_rows, **further}
 
 
 def joined(rows: list[Sequence], groups: list[Group], device: torch.device) -> dict[str, Any]:
@@ -385,11 +384,27 @@ def joined(rows: list[Sequence], groups: list[Group], device: torch.device) -> d
     batch["source"] = batch["sources"][batch["sequence"]]
     tensors = {name: moved(torch.from_numpy(values), device) for name, values in batch.items()}
     segments = [size for each in branches for size in each.segments]
-    return {**tensors, "lengths": [segments], "branches": branches, "numbers": _numbers([rows], device)}
+    further = {"numbers": _numbers([rows], device), OF_TOKENS: _of_tokens([rows], device)}
+    return {**tensors, "lengths": [segments], "branches": branches, **further}
+
+
+def _of_tokens(
+    packed_rows: list[PackedRow], device: torch.device, own: np.ndarray | None = None
+) -> dict[str, torch.Tensor]:
+    """Return the values of the supervised tokens, by column: of all, or of the tokens `own`, by number."""
+    sequences = [each.get(OF_TOKENS, {}) for packed in packed_rows for each in packed]
+    result = {}
+    for name in sequences[0]:
+        values = np.concatenate([each[name] for each in sequences])
+        if own is not None:
+            total = sum(int((np.asarray(each["labels"][1:]) != IGNORED).sum()) for row in packed_rows for each in row)
+            values = values.reshape(total, -1)[own].ravel()
+        result[name] = moved(torch.from_numpy(values), device)
+    return result
 
 
 def _numbers(packed_rows: list[PackedRow], device: torch.device) -> dict[str, torch.Tensor]:
-    names = packed_rows[0][0].keys() - {"input_ids", "labels", "source", MARK}
+    names = packed_rows[0][0].keys() - {"input_ids", "labels", "source", MARK, OF_TOKENS}
     return {
         name: moved(torch.tensor([row[name] for packed in packed_rows for row in packed], dtype=torch.float64), device)
         for name in names

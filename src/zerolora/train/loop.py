@@ -153,6 +153,8 @@ class Loop:
                     self.losses_of_sources.append(totals.of_sources(self.batches.items_at(self.step, self.sources)))
                 for name, value in metrics.items():
                     self.metrics[name].append(value)
+                if not self.step and self.rank == 0 and (remark := self.objective.remark(metrics)):
+                    LOGGER.warning(remark)
                 self.step += 1
                 self.seconds = before + time.monotonic() - started
                 row = self.telemetry.write(self.step, loss, self._learning_rate(self.step - 1), norm, metrics)
@@ -190,7 +192,9 @@ class Loop:
             self.telemetry.times.lap("data")
             self.heartbeat.step(self.step + 1, "forward")
             with self.telemetry.routers.watched(micro_batch, batch, counts):
-                values = self.objective.values(token_losses(self.engine, batch), batch, means)
+                losses = token_losses(self.engine, batch, self.objective.head_loss(batch))
+                values = self.objective.values(losses, batch, means)
+            del losses
             terms = totals.add(values, counts)
             self.telemetry.times.lap("forward")
             self.heartbeat.step(self.step + 1, "backward")
@@ -248,7 +252,8 @@ class Loop:
             if self.objective.before:
                 means = self._means(self._validation_batches(rows, packing, before=True), units)
             for batch, own in self._validation_batches(rows, packing):
-                values = self.objective.values(token_losses(self.engine, batch), batch, means)
+                losses = token_losses(self.engine, batch, self.objective.head_loss(batch))
+                values = self.objective.values(losses, batch, means)
                 if own:
                     totals.add(values)
             accuracies = {

@@ -1,4 +1,5 @@
-"""The cross-entropy of each supervised token, the input of objectives, computed in chunks.
+"""The losses of each supervised token, the input of objectives, computed in chunks: cross-entropy, or what an
+objective computes from the logits itself (head_loss.py).
 
 Logits are the largest tensor of a step: [tokens, vocabulary], in the model's precision and again in fp32. Here they are
 computed only for positions before supervised tokens, a chunk at a time. With a frozen output head a chunk's gradient,
@@ -16,15 +17,18 @@ from zerolora.compat.transformers_patches import replace_forward
 from zerolora.machine.devices import moved
 from zerolora.model.spec import chunk_size
 from zerolora.train.attention import lengths
+from zerolora.train.head_loss import CROSS_ENTROPY, HeadLoss
 from zerolora.train.kernels import LOSSES, FusedLosses
 from zerolora.train.sequence_parallel import sequence
 
 
-def token_losses(model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """Return the cross-entropy of each supervised token, fp32: [supervised tokens]."""
-    each = model(**_inputs(batch), use_cache=False, supervised=batch["supervised"], targets=batch["targets"])
+def token_losses(model: Any, batch: dict[str, Any], head_loss: HeadLoss | None = None) -> torch.Tensor:
+    """Return the cross-entropy of each supervised token, [supervised tokens], or the values of a `head_loss`, [outputs,
+    supervised tokens], of which only the first have a gradient. fp32."""
+    own = {} if head_loss is None else {"head_loss": head_loss}
+    each = model(**_inputs(batch), use_cache=False, supervised=batch["supervised"], targets=batch["targets"], **own)
     assert isinstance(each, torch.Tensor)
-    return each
+    return each.view(-1) if head_loss is None else each
 
 
 def next_logits(model: Any, batch: dict[str, Any], positions: torch.Tensor) -> torch.Tensor:
@@ -64,7 +68,8 @@ def _boundaries(inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def make_chunked(model: Any) -> None:
-    """Let a base model take `supervised` and `targets`, both [supervised tokens], and return their losses, fp32.
+    """Let a base model take `supervised` and `targets`, both [supervised tokens], and return their losses, fp32: [1,
+    supervised tokens], or those of a `head_loss`.
 
     `supervised` are the positions in the flattened batch that predict the `targets`; without targets, their logits are
     returned. Without both nothing changes.
@@ -85,7 +90,14 @@ def make_whole(model: Any) -> None:
     model.logits_are_plain = False
 
 
-def _model_forward(model: Any, *arguments: Any, supervised: Any = None, targets: Any = None, **inputs: Any) -> Any:
+def _model_forward(
+    model: Any,
+    *arguments: Any,
+    supervised: Any = None,
+    targets: Any = None,
+    head_loss: HeadLoss = CROSS_ENTROPY,
+    **inputs: Any,
+) -> Any:
     if supervised is None:
         return type(model).forward(model, *arguments, **inputs)
     head = model.get_output_embeddings()
@@ -95,7 +107,7 @@ def _model_forward(model: Any, *arguments: Any, supervised: Any = None, targets:
         chosen = logits.flatten(0, 1).index_select(0, supervised).float()
         if targets is None:
             return chosen
-        return torch.nn.functional.cross_entropy(chosen, targets, reduction="none")
+        return of_logits(chosen, targets, head_loss)
     inputs = {name: value for name, value in inputs.items() if value is not None and name != "return_dict"}
     hidden = _decoder(model)(*arguments, **inputs).last_hidden_state
     # Read before the head is called: stage 3 then counts its weight as used by the model as well, and fetches fewer
@@ -109,7 +121,7 @@ def _model_forward(model: Any, *arguments: Any, supervised: Any = None, targets:
     if targets is None:
         return head(chosen)
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)  # as Gemma's
-    return head(chosen, targets, softcap, trained)
+    return head(chosen, targets, softcap, trained, head_loss)
 
 
 def _head_forward(
@@ -118,6 +130,7 @@ def _head_forward(
     targets: Any = None,
     softcap: float | None = None,
     trained: bool = False,
+    head_loss: HeadLoss = CROSS_ENTROPY,
     numbers: torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -130,17 +143,44 @@ def _head_forward(
         return logits.index_copy(-1, numbers, torch.nn.functional.linear(hidden, rows.to(hidden.dtype)))
     if rows is not None:
         rows = rows.to(hidden.dtype)
-    fused = getattr(head, LOSSES, None)
+    fused = getattr(head, LOSSES, None) if head_loss is CROSS_ENTROPY else None
     if trained:
         losses = TrainedHeadLoss.apply(  # type: ignore[no-untyped-call]
-            hidden, head.weight, head.bias, targets, softcap, fused
+            hidden, head.weight, head.bias, targets, softcap, head_loss, fused
         )
     else:
         losses = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-            hidden, head.weight, head.bias, targets, softcap, numbers, rows, fused
+            hidden, head.weight, head.bias, targets, softcap, head_loss, numbers, rows, fused
         )
     assert isinstance(losses, torch.Tensor)
     return losses
+
+
+def of_logits(logits: torch.Tensor, targets: torch.Tensor, head_loss: HeadLoss) -> torch.Tensor:
+    """Return the values of a head loss, [outputs, tokens], of logits that a model has computed itself, [tokens,
+    vocabulary], fp32."""
+    losses = WholeLoss.apply(logits, targets, head_loss)  # type: ignore[no-untyped-call]
+    assert isinstance(losses, torch.Tensor)
+    return losses
+
+
+class WholeLoss(torch.autograd.Function):
+    """A head loss of whole logits, whose gradient is computed in the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, head_loss: HeadLoss) -> torch.Tensor:
+        """Return the values [outputs, tokens] of logits [tokens, vocabulary]."""
+        own, needed = logits.clone(), ctx.needs_input_grad[0]
+        losses = head_loss(own, targets, slice(None), needed)
+        if needed:
+            ctx.save_for_backward(own)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradient of the logits."""
+        (gradient,) = ctx.saved_tensors
+        return gradient * outputs[0][0].unsqueeze(1), None, None
 
 
 class Added(NamedTuple):
@@ -153,7 +193,7 @@ class Added(NamedTuple):
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Cross-entropy after a frozen linear head, whose gradient is computed in the forward pass."""
+    """A head loss after a frozen linear head, whose gradient is computed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -163,16 +203,17 @@ class ChunkedLoss(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         softcap: float | None,
+        head_loss: HeadLoss = CROSS_ENTROPY,
         numbers: torch.Tensor | None = None,
         rows: torch.Tensor | None = None,
         fused: FusedLosses | None = None,
     ) -> torch.Tensor:
-        """Return the losses [tokens] of hidden states [tokens, hidden] and targets [tokens].
+        """Return the values [outputs, tokens] of hidden states [tokens, hidden] and targets [tokens].
 
         The trained `rows`, [added tokens, hidden], replace the rows `numbers` of the weight: the gradient of their
         logits, [tokens, added tokens], and the hidden states are saved.
         """
-        losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+        losses = torch.empty(head_loss.outputs, len(targets), dtype=torch.float32, device=hidden.device)
         gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         changes = None if rows is None else hidden.new_empty(len(hidden), len(rows))
         for part in _chunks(hidden, weight):
@@ -180,7 +221,7 @@ class ChunkedLoss(torch.autograd.Function):
             added = None
             if numbers is not None and rows is not None and changes is not None:
                 added = Added(numbers, rows, changes[part])
-            losses[part] = _chunk(hidden[part], weight, bias, targets[part], softcap, into, added, fused)
+            losses[:, part] = _chunk(hidden, weight, bias, targets, part, softcap, head_loss, into, added, fused)
         if gradient is not None:
             ctx.save_for_backward(gradient, *(() if changes is None else (changes, hidden)))
         return losses
@@ -189,13 +230,13 @@ class ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of the hidden states and of the rows of added tokens."""
         gradient, *added = ctx.saved_tensors
-        each = outputs[0].unsqueeze(1).to(gradient.dtype)
+        each = outputs[0][0].unsqueeze(1).to(gradient.dtype)
         of_rows = (added[0] * each).T @ added[1] if added else None
-        return gradient * each, None, None, None, None, None, of_rows, None
+        return gradient * each, None, None, None, None, None, None, of_rows, None
 
 
 class TrainedHeadLoss(torch.autograd.Function):
-    """Cross-entropy after a trained linear head, whose logits are computed again in the backward pass."""
+    """A head loss after a trained linear head, whose logits are computed again in the backward pass."""
 
     @staticmethod
     def forward(
@@ -205,14 +246,15 @@ class TrainedHeadLoss(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         softcap: float | None,
+        head_loss: HeadLoss = CROSS_ENTROPY,
         fused: FusedLosses | None = None,
     ) -> torch.Tensor:
-        """Return the losses [tokens] of hidden states [tokens, hidden] and targets [tokens]."""
-        losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+        """Return the values [outputs, tokens] of hidden states [tokens, hidden] and targets [tokens]."""
+        losses = torch.empty(head_loss.outputs, len(targets), dtype=torch.float32, device=hidden.device)
         for part in _chunks(hidden, weight):
-            losses[part] = _chunk(hidden[part], weight, bias, targets[part], softcap, None, None, fused)
+            losses[:, part] = _chunk(hidden, weight, bias, targets, part, softcap, head_loss, None, None, fused)
         ctx.save_for_backward(hidden, weight, bias, targets)
-        ctx.softcap = softcap
+        ctx.softcap, ctx.head_loss = softcap, head_loss
         return losses
 
     @staticmethod
@@ -223,18 +265,15 @@ class TrainedHeadLoss(torch.autograd.Function):
         of_bias = None if bias is None else torch.zeros_like(bias)
         for part in _chunks(hidden, weight):
             logits, slope = _logits(hidden[part], weight, bias, ctx.softcap, True)
-            logits.sub_(logits.amax(1, keepdim=True)).exp_()
-            logits.div_(logits.sum(1, keepdim=True))  # the probabilities
-            of_target = targets[part].unsqueeze(1)
-            logits.scatter_add_(1, of_target, logits.new_full((1, 1), -1.0).expand_as(of_target))
+            ctx.head_loss(logits, targets[part], part, True)
             if slope is not None:
                 logits.mul_(slope)
-            change = logits.mul_(outputs[0][part].unsqueeze(1)).to(weight.dtype)
+            change = logits.mul_(outputs[0][0, part].unsqueeze(1)).to(weight.dtype)
             torch.mm(change, weight, out=of_hidden[part])
             of_weight.addmm_(change.T, hidden[part])
             if of_bias is not None:
                 of_bias.add_(change.sum(0))
-        return of_hidden, of_weight, of_bias, None, None, None
+        return of_hidden, of_weight, of_bias, None, None, None, None
 
 
 def _chunks(hidden: torch.Tensor, weight: torch.Tensor) -> Iterator[slice]:
@@ -269,12 +308,15 @@ def _chunk(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     targets: torch.Tensor,
+    part: slice,
     softcap: float | None,
+    head_loss: HeadLoss,
     gradient: torch.Tensor | None,
     added: Added | None = None,
     fused: FusedLosses | None = None,
 ) -> torch.Tensor:
-    """Return the losses of a chunk, and write its hidden states' gradient to `gradient`."""
+    """Return the values of a chunk, and write its hidden states' gradient to `gradient`."""
+    hidden, targets = hidden[part], targets[part]
     if fused is not None and added is None:
         logits = torch.nn.functional.linear(hidden, weight, bias)
         losses = fused(logits, targets, softcap, gradient is not None)
@@ -282,13 +324,8 @@ def _chunk(
             torch.mm(logits, weight, out=gradient)
         return losses
     logits, slope = _logits(hidden, weight, bias, softcap, gradient is not None, added)
-    of_target = targets.unsqueeze(1)
-    logits.sub_(logits.amax(1, keepdim=True))
-    wanted = logits.gather(1, of_target)
-    total = logits.exp_().sum(1, keepdim=True)
+    losses = head_loss(logits, targets, part, gradient is not None)
     if gradient is not None:
-        logits.div_(total)  # the probabilities
-        logits.scatter_add_(1, of_target, logits.new_full((1, 1), -1.0).expand_as(of_target))
         if slope is not None:
             logits.mul_(slope)
         change = logits.to(weight.dtype)
@@ -299,4 +336,4 @@ def _chunk(
         del change
         if added is not None:
             gradient.addmm_(added.changes, added.rows)
-    return (total.log() - wanted).squeeze(1)
+    return losses

@@ -69,6 +69,7 @@ from zerolora.train.objectives.objective import Objective
 from zerolora.train.rope_by_row import compute_by_row
 from zerolora.train.sequence_parallel import sequence
 from zerolora.train.starting_factors import extract
+from zerolora.train.teacher_columns import with_teacher
 from zerolora.train.telemetry.stopwatch import Collectives, Stopwatch
 from zerolora.train.telemetry.trackers import TrackedRun
 from zerolora.train.telemetry.writer import FILE, TelemetryWriter
@@ -92,12 +93,16 @@ class Paths:
     """Directory of the rows of validation tasks."""
     reference: Path | None = None
     """Directory with the log-probabilities of the data's answers, for an objective that compares with them."""
+    teacher: Path | None = None
+    """Directory with a teacher's probabilities, for an objective that compares with these."""
 
     def rows(self, split: str, objective: Objective) -> Any:
-        """Return a split of the data, with these log-probabilities, and with the columns that the objective derives."""
+        """Return a split of the data, with these columns, and with those that the objective derives."""
         rows = open_split(self.data, split)
         if self.reference:
             rows = with_reference(rows, self.data, self.reference, split)
+        if self.teacher:
+            rows = with_teacher(rows, self.data, self.teacher, split, objective)
         return prepared(rows, objective)
 
 
@@ -188,9 +193,10 @@ def _open_data(plan: TrainingPlan, paths: Paths, losses_only: bool) -> TrainingD
 def _checkpoints(process: RankProcess, data: TrainingData, paths: Paths, keep: int) -> Checkpoints:
     """Return the run's checkpoints, of which those with another key are not resumed from."""
     plan, batches = process.plan, data.batches
+    beside = {name: path for name in ("reference", "teacher") if (path := getattr(paths, name))}
     return Checkpoints(
         paths.checkpoints,
-        resume_key(plan, process.config, paths.data, paths.packing, paths.weights, data.task_files, paths.reference),
+        resume_key(plan, process.config, paths.data, paths.packing, paths.weights, data.task_files, beside),
         run_fingerprint(plan, process.config, batches.steps),
         every_steps=None if plan.checkpoint_steps is None else every(plan.checkpoint_steps, batches.planned),
         every_minutes=plan.checkpoint_minutes,

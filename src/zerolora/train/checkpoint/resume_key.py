@@ -48,6 +48,7 @@ FREE = frozenset(
 ORDER = "all rows"
 """Of train/order.py; another one stops the resuming of runs that began with this one."""
 # Settings that change no measurement either.
+NOTHING: Mapping[str, Path] = {}
 SAVING = frozenset({"checkpoint_steps", "checkpoint_minutes", "resume", "tracker", "canary"})
 
 
@@ -58,12 +59,13 @@ def resume_key(
     packing: Path,
     weights: Path,
     tasks: Mapping[str, Path],
-    reference: Path | None = None,
+    beside: Mapping[str, Path] = NOTHING,
 ) -> dict[str, Any]:
     """Return everything that the losses depend on, except for rounding: settings by config key, and input hashes.
 
     Keys at their neutral value are omitted, so that a new key with its default voids no unfinished run. `config` holds
-    the engine's options, `weights` is the file that locates the weights, `tasks` are the files of validation tasks.
+    the engine's options, `weights` is the file that locates the weights, `tasks` are the files of validation tasks,
+    `beside` the directories with further columns of the rows, by the stage that wrote them.
     """
     settings = compared(plan)
     rows = ("train.arrow", "validation.arrow")
@@ -85,7 +87,7 @@ def resume_key(
         "train.gradient_clipping": config.engine.gradient_clipping,
         "model": _hash(foreign.manifest(weights, "zerolora weights")["files"]),
         "data": _files(data, "zerolora stage prepare", rows),
-        **({"reference": _files(reference, "zerolora stage reference", rows)} if reference else {}),
+        **{stage: _files(folder, f"zerolora stage {stage}", rows) for stage, folder in beside.items()},
         "packing": _files(packing, "zerolora stage pack", rows),
     }
 

@@ -27,11 +27,13 @@ def partners(prompt_hashes: "np.ndarray") -> "np.ndarray":
     return (first[np.searchsorted(first, np.arange(count), side="right") - 1] - 1) % max(1, count)
 
 
-def mismatched(row: dict[str, Any], other: dict[str, Any], longest: int) -> dict[str, list[int]]:
+def mismatched(row: dict[str, Any], other: dict[str, Any], longest: int) -> "dict[str, np.ndarray]":
     """Return input_ids and labels of the prompt of a row with the answer of another, cut after `longest` tokens, those
     of the split's longest row: neither the model's positions nor its memory are needed for more."""
-    prompt = row["prompt"]
+    import numpy as np
+
+    prompt, of_other = row["prompt"], other["prompt"]
     return {
-        "input_ids": [*row["input_ids"][:prompt], *other["input_ids"][other["prompt"] :]][:longest],
-        "labels": [*row["labels"][:prompt], *other["labels"][other["prompt"] :]][:longest],
+        name: np.concatenate([row[name][:prompt], other[name][of_other:]])[:longest].astype(np.int32)
+        for name in ("input_ids", "labels")
     }

@@ -12,11 +12,16 @@ if TYPE_CHECKING:
     import torch
 
     from zerolora.config.schema import TrainSection
+    from zerolora.model.fused_kernels import Part
+    from zerolora.train.head_loss import HeadLoss
 
 Sequence = dict[str, Any]
 """One text for the model: input_ids, labels, source, and numbers, the same in all sequences of an objective."""
 MARK = "mark"
 """Key of a sequence: a number for each token, in a batch `mark`, that of each supervised token."""
+OF_TOKENS = "of_tokens"
+"""Key of a sequence: by column, the values of its supervised tokens, k of each, in their order: [k x supervised
+tokens]. In a batch those of all sequences, without padding."""
 
 
 class Values(NamedTuple):
@@ -37,6 +42,8 @@ class AddedMemory(NamedTuple):
     """On the device throughout training."""
     host: float = 0.0
     """On the host throughout training."""
+    batch: float = 0.0
+    """On the device throughout a micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,6 +72,8 @@ class Objective(ABC):
     """Those of `columns` with the tokens of its sequences, one each."""
     numbers: tuple[str, ...] = ()
     """Columns with a number that the loss needs: in a batch `numbers`, each [sequences], fp64."""
+    of_tokens: tuple[str, ...] = ()
+    """Columns with k values of each supervised token, one token's after another's (`OF_TOKENS`)."""
     before_columns: tuple[str, ...] = ()
     """Further columns that `sequences_before` needs."""
     other_row: str | None = None
@@ -77,6 +86,10 @@ class Objective(ABC):
     """What a row holds."""
     reference: bool = False
     """The loss compares with the log-probabilities under the model that training starts from (stage `reference`)."""
+    taught: bool = False
+    """The loss compares with the probabilities of a teacher (stage `teacher`)."""
+    own_head_loss: bool = False
+    """`head_loss` returns one, so that no fused kernel computes the losses of tokens."""
     by_token: bool = False
     """Every term is a sum over tokens, so that ranks can share rows (train.sequence_parallel)."""
     learning_rate: float = 2e-4
@@ -110,21 +123,48 @@ class Objective(ABC):
         """Return the sequences of a prepared row in the pass that computes `before`."""
         return self.sequences(row)
 
+    def head_loss(self, batch: Mapping[str, Any]) -> "HeadLoss | None":
+        """Return what the head computes for each supervised token of a micro-batch from its logits, if that is not the
+        cross-entropy."""
+        return None
+
     @abstractmethod
     def values(self, losses: "torch.Tensor", batch: Mapping[str, Any], means: Mapping[str, float]) -> dict[str, Values]:
         """Return terms and metrics of a micro-batch, by name.
 
-        losses: cross-entropy of each supervised token, [supervised tokens], fp32, with gradient. batch: from
-        train/feed.py, collate. means: those of `before`.
+        losses: cross-entropy of each supervised token, [supervised tokens], fp32, with gradient; or the values of
+        `head_loss`, [outputs, supervised tokens], of which the first have a gradient. batch: from train/feed.py,
+        collate. means: those of `before`.
         """
 
     def values_before(self, losses: "torch.Tensor", batch: Mapping[str, Any]) -> "dict[str, torch.Tensor]":
         """Return the items of the means `before`, by name: [items] of a micro-batch, without gradient."""
         return {}
 
+    def remark(self, metrics: Mapping[str, float]) -> str | None:
+        """Return a warning about the metrics of the first step, which are those of the model before training."""
+        return None
+
     def memory(self, supervised: int, trained: int) -> AddedMemory:
         """Return the memory for the supervised tokens of a micro-batch and the trained parameters."""
         return AddedMemory()
+
+    def kernels(self, parts: "tuple[Part, ...]") -> "tuple[Part, ...]":
+        """Return the parts of a model that liger-kernel computes under this objective, of those that it could."""
+        return tuple(part for part in parts if part != "loss" or not self.own_head_loss)
+
+    def chunk_memory(self, tokens: float, vocabulary: int, width: int) -> float:
+        """Return the bytes that `head_loss` takes beyond those of cross-entropy for the logits of a chunk, [tokens,
+        vocabulary], with weights of `width` bytes."""
+        return 0.0
+
+    def logit_bytes(self) -> float:
+        """Return the bytes that `head_loss` moves for each logit beside those of cross-entropy, for the cost model."""
+        return 0.0
+
+    def row_bytes(self, supervised: int) -> int:
+        """Return the bytes on disk of the columns `of_tokens` for the supervised tokens of all rows."""
+        return 0
 
     @property
     def forwards_before(self) -> int:
@@ -141,7 +181,8 @@ class Objective(ABC):
     def reads(self) -> set[str]:
         """All columns of prepared rows that it needs."""
         other = {self.other_row} if self.other_row else set[str]()
-        return {*self.columns, *self.numbers, *self.before_columns, *other, *filter(None, self.units.values())}
+        columns = (*self.columns, *self.numbers, *self.of_tokens, *self.before_columns)
+        return {*columns, *other, *filter(None, self.units.values())}
 
 
 def token_counts(rows: Any, column: str) -> "np.ndarray":

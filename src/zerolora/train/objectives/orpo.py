@@ -35,10 +35,12 @@ class OddsRatio(Pairs):
 
     def sequences(self, row: Sequence) -> list[Sequence]:
         """Return the chosen and the rejected sequence."""
+        import numpy as np
+
         sequences = super().sequences(row)
         if self.prompt_loss:
             for each in sequences:
-                each[MARK] = [int(label >= 0) for label in each["labels"]]
+                each[MARK] = np.asarray(each["labels"]) >= 0
             sequences[0]["labels"] = row["input_ids"]
         return sequences
 
