@@ -18,7 +18,6 @@ from zerolora.config.method_sections import MethodSections
 from zerolora.errors import UserError
 from zerolora.memory import layer_trace, layer_tracing
 from zerolora.memory.estimate import Capacity, estimated
-from zerolora.memory.layer_tracing import keep_one_of_each_kind
 from zerolora.memory.predict import _planned as planned
 from zerolora.memory.predict import layer_work, predict
 from zerolora.memory.traced_parts import LENGTHS, MEASURES, TracedPart, least
@@ -26,7 +25,8 @@ from zerolora.memory.training_spec import RowStatistics, TrainingSpec
 from zerolora.methods.lora import LoraMethod
 from zerolora.methods.registry import create
 from zerolora.model.architecture import built_on_meta
-from zerolora.model.fake_pass import EvenSplits
+from zerolora.model.fake_pass import even_splits
+from zerolora.model.layer_kinds import keep_one_of_each_kind
 from zerolora.model.meta_device import DESCRIBED, build_on_meta
 from zerolora.model.read_spec import from_config
 from zerolora.model.spec import ModelSpec, from_json, to_json
@@ -180,7 +180,7 @@ def test_one_layer_of_each_kind_is_kept() -> None:
     config = CONFIG_MAPPING["qwen3_5_text"](**TEXT | LINEAR | {"num_hidden_layers": 8})
     model = built_on_meta(config)
     kept = [model.model.layers[number] for number in (0, 3)]
-    assert keep_one_of_each_kind(model, "model.layers") == [0, 0, 0, 1, 0, 0, 0, 1]
+    assert keep_one_of_each_kind(model, "model.layers", first_twice=True) == [0, 0, 0, 1, 0, 0, 0, 1]
     assert [*model.model.layers][1:] == kept
     assert model.config.layer_types == ["linear_attention", "linear_attention", "full_attention"]
     assert model.config.num_hidden_layers == 3
@@ -209,7 +209,7 @@ def test_recorded_types_are_within_bounds() -> None:
 
 def test_tokens_of_experts_may_be_read_to_split_a_tensor() -> None:
     """As JetMoe's experts do. What else is computed from such a number ends the pass."""
-    with FakeTensorMode(), EvenSplits():
+    with FakeTensorMode(), even_splits():
         counts, tokens = torch.zeros(3, dtype=torch.int64), torch.zeros(8, 2)
         assert [len(part) for part in tokens.split(counts.tolist(), dim=0)] == [3, 3, 2]
         with pytest.raises(TypeError):
