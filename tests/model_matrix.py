@@ -4,9 +4,11 @@
 
 Each is fetched, prepared, packed, trained for two steps, merged and evaluated by this project's stages. Plain
 transformers and peft say what is right: the base's loss on the training rows, the merged model's loss on the validation
-rows, and the logits of the base with the adapter.
+rows, and the logits of the base with the adapter. Memory is that of a decoder of the type's sizes, where it has one:
+benchmarks/memory/model_types.py holds the estimate of every type, whose layers take most of a tiny model's time.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,6 +16,7 @@ import re
 import shutil
 import sys
 import tempfile
+import unittest.mock
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -242,7 +245,7 @@ def run(kind: str, tokenizer: Path, folder: Path) -> Outcome:
     from zerolora.errors import UserError
 
     torch.set_num_threads(1)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _traced_if_needed():
         warnings.simplefilter("ignore")
         try:
             write_model(kind, tokenizer, folder / "model")
@@ -259,6 +262,35 @@ def run(kind: str, tokenizer: Path, folder: Path) -> Outcome:
         except Exception as error:
             return Outcome("failed", f"{type(error).__name__}: {_line(error)}")
     return outcome
+
+
+@contextlib.contextmanager
+def _traced_if_needed() -> Iterator[None]:
+    """Let a model's layers be traced in the block only if its memory is unknown otherwise: once with gradients and once
+    without."""
+    from zerolora.memory import layer_trace
+    from zerolora.model.spec import fault_of_sizes
+
+    usual, known = layer_trace._new, dict[bool, Any]()
+
+    def new(model: Any, traced: Any) -> Any:
+        if not fault_of_sizes(model):
+            return "left out"
+        key = traced.method is None
+        if key not in known:
+            known[key] = usual(model, traced)
+        return known[key]
+
+    layer_trace.layer_trace.cache_clear()
+    with unittest.mock.patch.multiple(
+        layer_trace,
+        _new=new,
+        _read=lambda _: None,
+        _write=lambda *_: None,
+        _faults={},
+    ):
+        yield
+    layer_trace.layer_trace.cache_clear()
 
 
 def _trained(bench: Any, packing: str) -> Outcome:

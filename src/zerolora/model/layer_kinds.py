@@ -2,6 +2,8 @@
 
 import copy
 import types
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -25,7 +27,8 @@ def kinds_of(model: Any, path: str) -> list[int]:
     """Return the kind of each layer of a model's stack.
 
     Layers are of a kind if they have the same classes and shapes, the same numbers, names, flags and functions as
-    attributes of their modules, beside their own number, and the same values in all lists with an entry for each layer.
+    attributes of their modules, beside their own number, and the same values in all lists with an entry for each layer, which
+    a config may compute.
     """
     return _Layers(model, path).kinds
 
@@ -52,7 +55,7 @@ class _Layers:
         self.lists = [
             (owner, name, value)
             for owner in self.owners
-            for name, value in vars(owner).items()
+            for name, value in (*vars(owner).items(), *_computed(owner))
             if isinstance(value, list | tuple) and len(value) == len(self.layers)
         ]
         attributes = [_attributes(layer) for layer in self.layers]
@@ -75,7 +78,11 @@ class _Layers:
     def keep(self, kept: list[int], left: list[Any]) -> None:
         """Let the stack have the layers `left`, whose entries in lists are those of the layers of numbers `kept`."""
         for owner, name, value in self.lists:
-            vars(owner)[name] = type(value)(value[number] for number in kept)
+            entries = type(value)(value[number] for number in kept)
+            if name in vars(owner):
+                vars(owner)[name] = entries
+            else:  # a property, which would compute those of a model with fewer layers
+                owner.__class__ = type(type(owner).__name__, (type(owner),), {name: entries})
         for owner in self.owners:
             for name in LAYERS:
                 if vars(owner).get(name) == len(self.layers):
@@ -125,6 +132,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, types.FunctionType | types.MethodType | type):
         return value.__qualname__
     return f"config {id(value)}" if hasattr(value, "to_json_string") else _OTHER
+
+
+def _computed(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of a config's properties."""
+    for kind in type(owner).__mro__ if hasattr(owner, "to_json_string") else ():
+        for name in [name for name, value in vars(kind).items() if isinstance(value, property)]:
+            with suppress(Exception):  # of any type, where another config has it
+                yield name, getattr(owner, name)
 
 
 def _owners(model: Any, layers: list[Any]) -> list[Any]:
