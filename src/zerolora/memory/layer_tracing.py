@@ -9,6 +9,7 @@ Operations are the CPU's, with the temporaries of CUDA's where those differ.
 import contextlib
 import functools
 import gc
+import itertools
 import re
 import warnings
 import weakref
@@ -407,7 +408,7 @@ class _Passes:
         self.entered, self.most = [0] * count, [0] * count
         self.numbers = [torch._C._autograd._get_sequence_nr()]
         live.restart()
-        self.inputs: list[dict[int, Any]] = [{} for _ in range(count)]
+        self.inputs: list[dict[int, list[Any]]] = [{} for _ in range(count)]
         self.unsaved, self.freed = [0] * count, [0] * count
         with self._noted_inputs():
             edge, gradient = self._forward(ids)
@@ -467,7 +468,9 @@ class _Passes:
 
         def linear(value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
             storage = value.untyped_storage()
-            self.inputs[self.part][storage._cdata] = (weakref.ref(storage), storage.nbytes())
+            noted = self.inputs[self.part].setdefault(storage._cdata, [])
+            if not noted or noted[-1][0]() is None:  # another one, at the address of one that is freed
+                noted.append((weakref.ref(storage), storage.nbytes()))
             result: torch.Tensor = usual(value, weight, bias)
             return result
 
@@ -483,8 +486,7 @@ class _Passes:
         self.works[self.part] = self.live.work
         self.live.work = dict.fromkeys(WORK, 0)
         if torch.is_grad_enabled():
-            noted = self.inputs[self.part].values()
-            self.unsaved[self.part] = _freed(noted)
+            self.unsaved[self.part] = _freed(itertools.chain(*self.inputs[self.part].values()))
             if self.part:
                 self.freed[self.part] = _freed([self.passed])
             if self.part > len(self.layers):

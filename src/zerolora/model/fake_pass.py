@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
 
 BY_SHAPES = "batched_mm"
 """transformers' implementation of experts whose shapes do not depend on the tokens' experts."""

@@ -26,9 +26,9 @@ def stack_of(model: Any) -> str:
 def kinds_of(model: Any, path: str) -> list[int]:
     """Return the kind of each layer of a model's stack.
 
-    Layers are of a kind if they have the same classes and shapes, the same numbers, names, flags and functions as
-    attributes of their modules, beside their own number, and the same values in all lists with an entry for each layer, which
-    a config may compute.
+    Layers are of a kind if they have the same classes and shapes, the same numbers, names, flags, functions and configs
+    as attributes of their modules, beside their own number and schedules, and the same values in all lists with an
+    entry for each layer, which a config may compute.
     """
     return _Layers(model, path).kinds
 
@@ -58,8 +58,10 @@ class _Layers:
             for name, value in (*vars(owner).items(), *_computed(owner))
             if isinstance(value, list | tuple) and len(value) == len(self.layers)
         ]
-        attributes = [_attributes(layer) for layer in self.layers]
+        configs: dict[int, str] = {}
+        attributes = [_attributes(layer, configs) for layer in self.layers]
         self.first = _numbers(attributes)
+        self.schedules = _schedules(attributes)
         known: dict[Any, int] = {}
         self.kinds = [
             known.setdefault(self._signature(number, each), len(known)) for number, each in enumerate(attributes)
@@ -67,7 +69,10 @@ class _Layers:
 
     def _signature(self, number: int, attributes: dict[tuple[str, str], Any]) -> Any:
         layer = self.layers[number]
-        own = {place: None if place[1] in self.first else value for place, value in attributes.items()}
+        own = {
+            place: None if place[1] in self.first or place in self.schedules else value
+            for place, value in attributes.items()
+        }
         return (
             tuple((path, type(module).__qualname__) for path, module in layer.named_modules()),
             tuple((name, tuple(each.shape)) for name, each in (*layer.named_parameters(), *layer.named_buffers())),
@@ -109,29 +114,47 @@ def _numbers(attributes: list[dict[tuple[str, str], Any]]) -> dict[str, int]:
     }
 
 
-def _attributes(layer: Any) -> dict[tuple[str, str], Any]:
-    """Return the attributes of a layer's modules that tell of how they compute, by module and name."""
+def _schedules(attributes: list[dict[tuple[str, str], Any]]) -> set[tuple[str, str]]:
+    """Return the attributes, by module and name, whose number is another in each of three layers or more: such a number
+    makes no kind, unless it is the 0.0 with which a layer leaves something out."""
+    found: dict[tuple[str, str], list[Any]] = {}
+    for each in attributes:
+        for place, value in each.items():
+            found.setdefault(place, []).append(value)
     return {
-        (path, name): _plain(value)
-        for path, module in layer.named_modules()
-        for name, value in vars(module).items()
-        if _plain(value) is not _OTHER
+        place
+        for place, values in found.items()
+        if len(values) > 2
+        and all(type(value) is int or (type(value) is float and value) for value in values)
+        and len(set(values)) == len(values)
     }
+
+
+def _attributes(layer: Any, configs: dict[int, str]) -> dict[tuple[str, str], Any]:
+    """Return the attributes of a layer's modules that tell of how they compute, by module and name. `configs` has the
+    content of those that are known, by their id."""
+    result: dict[tuple[str, str], Any] = {}
+    for path, module in layer.named_modules():
+        for name, value in vars(module).items():
+            if hasattr(value, "to_json_string"):
+                if id(value) not in configs:
+                    configs[id(value)] = repr(sorted(vars(value).items()))
+                result[path, name] = configs[id(value)]
+            elif (plain := _plain(value)) is not _OTHER:
+                result[path, name] = plain
+    return result
 
 
 _OTHER = object()
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of which two that are equal compute the same, _OTHER without one: for a function its name, for a
-    config which one it is."""
+    """Return a value of which two that are equal compute the same, of a function its name; _OTHER without one."""
     if isinstance(value, bool | str | int | float | None):
         return value
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(each) for each in value]
-    if isinstance(value, types.FunctionType | types.MethodType | type):
-        return value.__qualname__
-    return f"config {id(value)}" if hasattr(value, "to_json_string") else _OTHER
+    return value.__qualname__ if isinstance(value, types.FunctionType | types.MethodType | type) else _OTHER
 
 
 def _computed(owner: Any) -> Iterator[tuple[str, Any]]:
