@@ -54,7 +54,7 @@ def even_splits() -> Iterator[None]:
 def _split(tensor: Any, split_size: Any, dim: int = 0) -> Any:
     if isinstance(split_size, list) and isinstance(split_size[0], _Unknown):
         return tensor.tensor_split(len(split_size), dim)
-    return torch.Tensor.split(tensor, split_size, dim)
+    return torch.Tensor.split(tensor, split_size, dim)  # type: ignore[no-untyped-call]  # torch's
 
 
 class _Unknown:
