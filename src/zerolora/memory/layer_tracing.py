@@ -206,8 +206,8 @@ def _quantized(built: Any, traced: TracedPass) -> list[Any]:
 
 
 class _Fake(FakeTensorMode):
-    """Computes on fake tensors, and lets `live` count the operations while it is set: one mode for both takes half the
-    time of two."""
+    """Computes on fake tensors, and lets `live` count the operations while it is set: one mode for both takes less
+    time than two."""
 
     live: "_Live | None" = None
 
@@ -229,7 +229,7 @@ class _Fake(FakeTensorMode):
                 live.count(temporary, temporary.untyped_storage())
             if function is torch.ops.aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
                 with self:
-                    result = _grouped(*args, **(kwargs or {}))
+                    result: Any = _grouped(*args, **(kwargs or {}))
             else:
                 result = self.dispatch(function, types, args, kwargs or {})
             live.computed(function, args, kwargs or {}, result)
