@@ -79,6 +79,9 @@ def every_type() -> str:
                 "Of these with modules that are computed row by row: " + ", ".join(f"`{kind}`" for kind in by_row)
             ]
             lines += [""]
+            if drawing := [kind for kind in kinds if types[kind].get("draws")]:
+                names = ", ".join(f"`{kind}`" for kind in drawing)
+                lines += [f"Of these compared by the evaluated loss alone, since they draw as they train: {names}", ""]
         else:
             lines += ["| type | |", "|---|---|"]
             lines += [f"| `{kind}` | {_cell(types[kind].get('said', ''))} |" for kind in kinds] + [""]

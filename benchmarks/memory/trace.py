@@ -36,7 +36,7 @@ from zerolora.compat.transformers_patches import computes_linearly
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.memory.as_on_cuda import as_on_cuda
 from zerolora.model.architecture import stacked_experts
-from zerolora.model.fake_pass import EvenSplits
+from zerolora.model.fake_pass import even_splits
 from zerolora.model.meta_device import settings_of
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.testing import teacher_columns
@@ -410,7 +410,7 @@ def four_bits(shape: tuple[int, ...], dtype: torch.dtype) -> Any:
 def compute_as_cuda_does() -> None:
     """Allocate as CUDA where the CPU differs, also in products of int8, for which the CPU has no kernels."""
     UNTIL_EXIT.enter_context(as_on_cuda())
-    UNTIL_EXIT.enter_context(EvenSplits())
+    UNTIL_EXIT.enter_context(even_splits())
 
     def quantized(value: torch.Tensor, threshold: float = 0.0) -> Any:
         return torch.empty_like(value, dtype=torch.int8), torch.empty(len(value)), None

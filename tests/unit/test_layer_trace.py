@@ -18,7 +18,6 @@ from zerolora.config.method_sections import MethodSections
 from zerolora.errors import UserError
 from zerolora.memory import layer_trace, layer_tracing
 from zerolora.memory.estimate import Capacity, estimated
-from zerolora.memory.layer_tracing import keep_one_of_each_kind
 from zerolora.memory.predict import _planned as planned
 from zerolora.memory.predict import layer_work, predict
 from zerolora.memory.traced_parts import LENGTHS, MEASURES, TracedPart, least
@@ -26,7 +25,8 @@ from zerolora.memory.training_spec import RowStatistics, TrainingSpec
 from zerolora.methods.lora import LoraMethod
 from zerolora.methods.registry import create
 from zerolora.model.architecture import built_on_meta
-from zerolora.model.fake_pass import EvenSplits
+from zerolora.model.fake_pass import even_splits
+from zerolora.model.layer_kinds import keep_one_of_each_kind, kinds_of, stack_of
 from zerolora.model.meta_device import DESCRIBED, build_on_meta
 from zerolora.model.read_spec import from_config
 from zerolora.model.spec import ModelSpec, from_json, to_json
@@ -180,10 +180,29 @@ def test_one_layer_of_each_kind_is_kept() -> None:
     config = CONFIG_MAPPING["qwen3_5_text"](**TEXT | LINEAR | {"num_hidden_layers": 8})
     model = built_on_meta(config)
     kept = [model.model.layers[number] for number in (0, 3)]
-    assert keep_one_of_each_kind(model, "model.layers") == [0, 0, 0, 1, 0, 0, 0, 1]
+    assert keep_one_of_each_kind(model, "model.layers", first_twice=True) == [0, 0, 0, 1, 0, 0, 0, 1]
     assert [*model.model.layers][1:] == kept
     assert model.config.layer_types == ["linear_attention", "linear_attention", "full_attention"]
     assert model.config.num_hidden_layers == 3
+    assert [layer.linear_attn.layer_idx for layer in [*model.model.layers][:2]] == [0, 1]
+    assert model.model.layers[2].self_attn.layer_idx == 2
+
+
+def test_kinds_follow_lists_that_a_config_computes_and_attributes_of_modules() -> None:
+    """Jamba's config has the kinds of its layers by rules on their numbers; a number makes a kind unless each layer has
+    another, as in a schedule."""
+    rules = {"num_hidden_layers": 6, "attn_layer_period": 4, "attn_layer_offset": 2, "use_mamba_kernels": False}
+    model = built_on_meta(CONFIG_MAPPING["jamba"](**TEXT | rules))
+    before = model.config.layer_types
+    order = keep_one_of_each_kind(model, stack_of(model))
+    assert model.config.layer_types == [before[order.index(kind)] for kind in range(max(order) + 1)]
+    model = built_on_meta(CONFIG_MAPPING["llama"](**TEXT))
+    for number, layer in enumerate(model.model.layers):
+        layer.self_attn.scale = 1 / (number + 1)
+    assert kinds_of(model, "model.layers") == [0, 0, 0, 0]
+    for layer, window in zip(model.model.layers, (8, 16, 8, 16), strict=True):
+        layer.self_attn.window = window
+    assert kinds_of(model, "model.layers") == [0, 1, 0, 1]
 
 
 def test_class_that_needs_all_its_layers_has_them() -> None:
@@ -209,7 +228,7 @@ def test_recorded_types_are_within_bounds() -> None:
 
 def test_tokens_of_experts_may_be_read_to_split_a_tensor() -> None:
     """As JetMoe's experts do. What else is computed from such a number ends the pass."""
-    with FakeTensorMode(), EvenSplits():
+    with FakeTensorMode(), even_splits():
         counts, tokens = torch.zeros(3, dtype=torch.int64), torch.zeros(8, 2)
         assert [len(part) for part in tokens.split(counts.tolist(), dim=0)] == [3, 3, 2]
         with pytest.raises(TypeError):

@@ -7,8 +7,9 @@ Operations are the CPU's, with the temporaries of CUDA's where those differ.
 """
 
 import contextlib
-import copy
 import functools
+import gc
+import itertools
 import re
 import warnings
 import weakref
@@ -21,7 +22,6 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -45,8 +45,8 @@ from zerolora.memory.traced_parts import (
 )
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import auto_class, of_language_model
-from zerolora.model.fake_pass import EvenSplits, faked, silent
-from zerolora.model.families.keys import LAYERS
+from zerolora.model.fake_pass import even_splits, faked, silent, tensors_in
+from zerolora.model.layer_kinds import keep_one_of_each_kind, kinds_of
 from zerolora.model.meta_device import settings_of
 from zerolora.model.spec import ModelSpec
 
@@ -65,6 +65,7 @@ def trace_layers(model: ModelSpec, traced: TracedPass) -> LayerTrace:
     """Return what a model's layers allocate in a pass. Raises any error of its class that prevents the passes."""
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # it logs that kernels of other packages are missing
+    gc.freeze()  # or each collection during the passes would visit all that was imported
     try:
         with silent(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # training shows them
@@ -74,6 +75,7 @@ def trace_layers(model: ModelSpec, traced: TracedPass) -> LayerTrace:
                 LOGGER.debug("with one layer of each kind, a pass ends with %s; with all layers instead", error)
                 return _traced(model, traced, whole=True)
     finally:
+        gc.unfreeze()
         transformers_logging.set_verbosity(verbosity)
 
 
@@ -86,8 +88,10 @@ def _traced(model: ModelSpec, traced: TracedPass, whole: bool) -> LayerTrace:
         built = auto_class(settings).from_config(
             settings, trust_remote_code=False, attn_implementation=attention, dtype=DTYPES[traced.width]
         )
-        order = keep_one_of_each_kind(built, model.in_layers[0].stack, whole)
-        stack = built.get_submodule(model.in_layers[0].stack)
+        path = model.in_layers[0].stack
+        # In training, the input of the very first needs no gradient.
+        order = kinds_of(built, path) if whole else keep_one_of_each_kind(built, path, first_twice=True)
+        stack = built.get_submodule(path)
         decoder = _decoder(built)
         if traced.method is not None:
             quantized = _quantized(built, traced)
@@ -100,8 +104,8 @@ def _traced(model: ModelSpec, traced: TracedPass, whole: bool) -> LayerTrace:
             width = traced.trained_width if parameter.requires_grad else traced.width
             parameter.data = parameter.data.to(DTYPES[width])
     built.train()
-    with FakeTensorMode(allow_non_fake_inputs=True), faked(built) as known, as_on_cuda(), EvenSplits():
-        passes = _Passes(decoder, list(stack), traced, known)
+    with _Fake(allow_non_fake_inputs=True) as mode, faked(built) as known, as_on_cuda(), even_splits():
+        passes = _Passes(mode, decoder, list(stack), traced, known)
         lengths, step = passes.lengths()
         measured = {size: passes.measure(*size) for size in least(lengths)}
         if not _additive(*(measured[rows, lengths[0]] for rows in (1, 2, 3))):
@@ -126,69 +130,6 @@ def _additive(*measured: list[dict[str, int]]) -> bool:
         abs(three[name] - 2 * two[name] + one[name]) <= NOISE * one[name]
         for one, two, three in zip(*measured, strict=True)
         for name in one
-    )
-
-
-def keep_one_of_each_kind(model: Any, path: str, whole: bool = False) -> list[int]:
-    """Remove all layers of a model's stack but the first of each kind, beside a copy of the very first, whose input
-    needs no gradient in training; none if `whole`. Return the kind of each layer that there were.
-
-    Layers are of a kind if they have the same classes and shapes, the same flags and names at each of their modules,
-    and the same values in all lists with an entry for each layer.
-    """
-    stack = model.get_submodule(path)
-    layers = list(stack)
-    owners = _owners(model, layers)
-    lists = [
-        (owner, name, value)
-        for owner in owners
-        for name, value in vars(owner).items()
-        if isinstance(value, list | tuple) and len(value) == len(layers)
-    ]
-    kinds: dict[Any, int] = {}
-    order, kept = [], [0]
-    for number, layer in enumerate(layers):
-        signature = (_signature(layer), tuple(repr(value[number]) for _, _, value in lists))
-        if signature not in kinds:
-            kinds[signature] = len(kinds)
-            kept.append(number)
-        order.append(kinds[signature])
-    if whole:
-        return order
-    for owner, name, value in lists:
-        vars(owner)[name] = type(value)(value[number] for number in kept)
-    for owner in owners:
-        for name in LAYERS:
-            if vars(owner).get(name) == len(layers):
-                vars(owner)[name] = len(kept)
-    parent, _, name = path.rpartition(".")
-    left = [copy.deepcopy(layers[0]), *(layers[number] for number in kept[1:])]
-    setattr(model.get_submodule(parent), name, torch.nn.ModuleList(left))
-    return order
-
-
-def _owners(model: Any, layers: list[Any]) -> list[Any]:
-    """Return the model's configs, and its modules outside the layers, which may have lists by layer."""
-    inside = {id(module) for layer in layers for module in layer.modules()}
-    configs = {id(each): each for each in (getattr(module, "config", None) for module in model.modules()) if each}
-    for each in list(configs.values()):
-        for name in getattr(each, "sub_configs", ()):
-            part = getattr(each, name, None)
-            if part is not None:
-                configs[id(part)] = part
-    return [*configs.values(), *(module for module in model.modules() if id(module) not in inside)]
-
-
-def _signature(layer: Any) -> Any:
-    """Return what makes layers of one kind: see keep_one_of_each_kind."""
-    return tuple(
-        (
-            path,
-            type(module).__name__,
-            tuple((name, tuple(each.shape)) for name, each in module.named_parameters(recurse=False)),
-            tuple((name, value) for name, value in vars(module).items() if isinstance(value, bool | str | None)),
-        )
-        for path, module in layer.named_modules()
     )
 
 
@@ -264,11 +205,52 @@ def _quantized(built: Any, traced: TracedPass) -> list[Any]:
     return [module for module in modules if isinstance(module, torch.nn.Linear)]
 
 
-class _Live(TorchDispatchMode):
-    """Counts the bytes of live storages, and tells `seen` before and after each operation."""
+class _Fake(FakeTensorMode):
+    """Computes on fake tensors, and lets `live` count the operations while it is set: one mode for both takes less
+    time than two."""
+
+    live: "_Live | None" = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled in a trace, and the wrapper takes time in each operation
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operation."""
+        live, self.live = self.live, None  # other operations that this one consists of are not counted
+        if live is None:
+            return self.dispatch(function, types, args, kwargs or {})
+        try:
+            live.begins()
+            if live.cuda and function is torch.ops.aten._softmax_backward_data.default:
+                # CUDA's kernel multiplies gradient and output first (aten/src/ATen/native/cuda/SoftMax.cu).
+                with self:
+                    temporary = args[0] * args[1]
+                live.count(temporary, temporary.untyped_storage())
+            if function is torch.ops.aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
+                with self:
+                    result: Any = _grouped(*args, **(kwargs or {}))
+            else:
+                result = self.dispatch(function, types, args, kwargs or {})
+            live.computed(function, args, kwargs or {}, result)
+        finally:
+            self.live = live
+        return result
+
+    @contextlib.contextmanager
+    def counted_by(self, live: "_Live") -> Iterator[None]:
+        """Let `live` count the operations in the block."""
+        self.live = live
+        try:
+            yield
+        finally:
+            self.live = None
+
+
+class _Live:
+    """Counts the bytes of live storages; tells `begins` before each operation."""
 
     def __init__(self, known: Iterable[torch.Tensor], cuda: bool, begins: Callable[[], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.now = self.gradients = 0
         self.work = dict.fromkeys(WORK, 0)
         self.mixes = False
@@ -281,27 +263,17 @@ class _Live(TorchDispatchMode):
             storage = tensor.untyped_storage()
             self.storages[storage._cdata] = weakref.ref(storage), 0
 
-    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operation and count its new storages."""
-        self.begins()
-        if self.cuda and function is torch.ops.aten._softmax_backward_data.default:
-            # CUDA's kernel multiplies gradient and output first (aten/src/ATen/native/cuda/SoftMax.cu).
-            temporary = args[0] * args[1]
-            self.count(temporary)
-        if function is torch.ops.aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
-            result = _grouped(*args, **(kwargs or {}))
-        else:
-            result = function(*args, **(kwargs or {}))
-        results = [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
-        for value in results:
-            if value.device.type != "meta":
-                self.count(value)
-        read = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-        owned = {value.untyped_storage()._cdata for value in read}
-        made = any(value.untyped_storage()._cdata not in owned for value in results)
+    def computed(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Count an operation's new storages and its work."""
+        results = tensors_in(result)
+        storages = [each.untyped_storage() for each in results]
+        for value, storage in zip(results, storages, strict=True):
+            self.count(value, storage)
+        read = tensors_in((args, kwargs))
+        owned = {each.untyped_storage()._cdata for each in read}
+        made = not owned.issuperset(each._cdata for each in storages)
         if made or (results and function._schema.is_mutable):  # otherwise a view
-            self.add_work(function.overloadpacket, args, kwargs or {}, result, read + results)
-        return result
+            self.add_work(function.overloadpacket, args, kwargs, result, read + results)
 
     def add_work(self, function: Any, args: Any, kwargs: Any, result: Any, tensors: list[torch.Tensor]) -> None:
         """Count an operation's work: floating-point operations of a product, or the bytes of `tensors`, which it reads
@@ -324,12 +296,11 @@ class _Live(TorchDispatchMode):
             sizes = [(each.numel() * each.element_size(), each.untyped_storage().nbytes()) for each in tensors]
             self.work["moved"] += sum(map(min, sizes))
 
-    def count(self, tensor: torch.Tensor) -> None:
+    def count(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
         """Count the storage of a tensor once, until it is freed."""
-        storage = tensor.untyped_storage()
         key = storage._cdata
         known = self.storages.get(key)
-        if known is not None and known[0]() is not None:
+        if (known is not None and known[0]() is not None) or tensor.device.type == "meta":
             return
         size = storage.nbytes()
 
@@ -378,8 +349,10 @@ class _Passes:
     """A forward pass without gradients, and a forward and a backward pass, of a decoder, by its parts: what comes
     before the layers, each layer, and what comes after them."""
 
-    def __init__(self, decoder: Any, layers: list[Any], traced: TracedPass, known: list[torch.Tensor]) -> None:
-        self.decoder, self.layers, self.traced, self.known = decoder, layers, traced, known
+    def __init__(
+        self, mode: _Fake, decoder: Any, layers: list[Any], traced: TracedPass, known: list[torch.Tensor]
+    ) -> None:
+        self.mode, self.decoder, self.layers, self.traced, self.known = mode, decoder, layers, traced, known
         self.hidden = 0
         """Bytes of the hidden states that a layer passes on."""
 
@@ -392,7 +365,7 @@ class _Passes:
         counts, paddings = [], []
         for length in SHORT_LENGTHS[:2]:
             ids = self._start(1, length)
-            with self.live, self._marked(), torch.no_grad(), _Paddings() as noted:
+            with self.mode.counted_by(self.live), self._marked(), torch.no_grad(), _Paddings() as noted:
                 self._forward(ids)
             counts.append(sum(work.get("operations", 0) for work in self.works))
             paddings.append(noted.seen)
@@ -419,7 +392,7 @@ class _Passes:
         ids, count = self._start(rows, length), len(self.layers) + 2
         live = self.live
         result: list[dict[str, int]] = [{} for _ in range(count)]
-        with live, self._marked():
+        with self.mode.counted_by(live), self._marked():
             with torch.no_grad():
                 self._forward(ids)
             for part in range(count):
@@ -435,7 +408,7 @@ class _Passes:
         self.entered, self.most = [0] * count, [0] * count
         self.numbers = [torch._C._autograd._get_sequence_nr()]
         live.restart()
-        self.inputs: list[dict[int, Any]] = [{} for _ in range(count)]
+        self.inputs: list[dict[int, list[Any]]] = [{} for _ in range(count)]
         self.unsaved, self.freed = [0] * count, [0] * count
         with self._noted_inputs():
             edge, gradient = self._forward(ids)
@@ -495,7 +468,9 @@ class _Passes:
 
         def linear(value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
             storage = value.untyped_storage()
-            self.inputs[self.part][storage._cdata] = (weakref.ref(storage), storage.nbytes())
+            noted = self.inputs[self.part].setdefault(storage._cdata, [])
+            if not noted or noted[-1][0]() is None:  # another one, at the address of one that is freed
+                noted.append((weakref.ref(storage), storage.nbytes()))
             result: torch.Tensor = usual(value, weight, bias)
             return result
 
@@ -511,8 +486,7 @@ class _Passes:
         self.works[self.part] = self.live.work
         self.live.work = dict.fromkeys(WORK, 0)
         if torch.is_grad_enabled():
-            noted = self.inputs[self.part].values()
-            self.unsaved[self.part] = _freed(noted)
+            self.unsaved[self.part] = _freed(itertools.chain(*self.inputs[self.part].values()))
             if self.part:
                 self.freed[self.part] = _freed([self.passed])
             if self.part > len(self.layers):

@@ -3,9 +3,10 @@
 Passes on fake tensors, which have shapes without values, show where the class's masks go: every one is to reach the
 attention that transformers lets replace, untouched, and to be causal, with the window that the attention is told. What
 a class does only in rows longer than a number of its config, such as the tokens that an indexer chooses, shows in a row
-that is longer than all of these.
+that is longer than all of these. One layer of each kind shows what all layers do.
 """
 
+import copy
 import functools
 import inspect
 import sys
@@ -15,12 +16,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from zerolora.log import LOGGER
 from zerolora.model.architecture import built_on_meta, model_class
-from zerolora.model.fake_pass import BY_SHAPES, faked, silent
+from zerolora.model.fake_pass import BY_SHAPES, faked, silent, tensors_in
+from zerolora.model.layer_kinds import keep_one_of_each_kind, stack_of
 
 NAME = "tried"
 TOKENS = 256
@@ -55,10 +56,18 @@ def why_not(config: Any) -> str | None:
 
 def tried(config: Any) -> str | None:
     """Return `why_not` of passes, whatever the class declares."""
+    result = _tried(config, whole=False)
+    return _tried(config, whole=True) if result == UNDECIDED else result
+
+
+def _tried(config: Any, whole: bool) -> str | None:
+    """Return `why_not` of passes of one layer of each kind or, if `whole`, of all layers, which some classes need."""
     try:
-        model = built_on_meta(config, NAME)
+        model = built_on_meta(copy.deepcopy(config), NAME)
     except (KeyError, ValueError):  # of classes that have their own attention by name
         return BUILT_IN
+    if not whole and (path := stack_of(model)):
+        keep_one_of_each_kind(model, path)
     model.set_experts_implementation(BY_SHAPES)
     model.eval()
     unmasked, operations = _fault(model, False, FEWER)
@@ -221,8 +230,12 @@ class _Watch(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.most, self.operations = most, 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled in a trial
+
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        if any(id(each) in _TRIAL.windows for each in tree_leaves((arguments, named or {}))):
+        if any(id(each) in _TRIAL.windows for each in tensors_in((arguments, named))):
             _TRIAL.used()
         self.operations += 1
         if self.most and self.operations > self.most:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
 
 BY_SHAPES = "batched_mm"
 """transformers' implementation of experts whose shapes do not depend on the tokens' experts."""
@@ -24,29 +23,38 @@ def silent() -> Iterator[None]:
         log.disabled = before
 
 
-class EvenSplits(TorchFunctionMode):
-    """Lets a class divide a tensor into parts of sizes that are read from another, as some do with the tokens of each
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of an operation's arguments or results: in lists, tuples and dicts."""
+    found: list[torch.Tensor] = []
+    waiting = [value]
+    for each in waiting:
+        if isinstance(each, torch.Tensor):
+            found.append(each)
+        elif isinstance(each, list | tuple):
+            waiting += each
+        elif isinstance(each, dict):
+            waiting += each.values()
+    return found
+
+
+@contextlib.contextmanager
+def even_splits() -> Iterator[None]:
+    """Let a class divide a tensor into parts of sizes that are read from another, as some do with the tokens of each
     expert: into equal parts. With anything else that is computed from such a size, the pass ends with an error."""
+    fake: Any = FakeTensor
+    usual = fake.tolist, fake.split
+    fake.tolist, fake.split = _numbers, _split
+    try:
+        yield
+    finally:
+        fake.tolist = usual[0]
+        del fake.split  # inherited
 
-    def __enter__(self) -> "EvenSplits":
-        """Replace how fake tensors become lists, which no mode sees."""
-        fake: Any = FakeTensor
-        self.usual, fake.tolist = fake.tolist, _numbers
-        super().__enter__()  # type: ignore[no-untyped-call]  # torch's
-        return self
 
-    def __exit__(self, *error: Any) -> None:
-        """Leave it as it was."""
-        fake: Any = FakeTensor
-        fake.tolist = self.usual
-        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of torch."""
-        if function is torch.Tensor.split and isinstance(args[1], list) and isinstance(args[1][0], _Unknown):
-            dimension = args[2] if len(args) > 2 else (kwargs or {}).get("dim", 0)
-            return args[0].tensor_split(len(args[1]), dimension)
-        return function(*args, **(kwargs or {}))
+def _split(tensor: Any, split_size: Any, dim: int = 0) -> Any:
+    if isinstance(split_size, list) and isinstance(split_size[0], _Unknown):
+        return tensor.tensor_split(len(split_size), dim)
+    return torch.Tensor.split(tensor, split_size, dim)  # type: ignore[no-untyped-call]  # torch's
 
 
 class _Unknown:
