@@ -69,7 +69,7 @@ def start(
         messages.redirect(log)
     if context.invoked_subcommand == "run":
         return  # Snakemake's jobs set themselves up
-    if context.invoked_subcommand not in ("init", "pin", "stage", "weights", "memory", "push"):
+    if context.invoked_subcommand not in ("init", "pin", "stage", "weights", "memory", "push", "rebuild"):
         os.environ["HF_HUB_OFFLINE"] = "1"
     if context.invoked_subcommand not in ("export", "stage"):
         leave_out("torchao")

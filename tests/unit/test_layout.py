@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"commands"},
-    {"chatting", "testing", "bisect"},
+    {"chatting", "testing", "bisect", "rebuild"},
     {"memory.command", "check", "publish", "imports", "search", "first_config"},
     {
         "config.file",

@@ -53,6 +53,7 @@ ELSEWHERE = {
     r"zerolora compare \w": "needs two runs; tests/unit/test_pair.py runs it",
     r"zerolora push .*--sign": "needs a key of SSH; tests/workflow/test_push.py makes one",
     r"zerolora (attest|verify .*--)": "needs a rebuild, or keys; tests/unit/test_evidence.py has some",
+    r"zerolora rebuild": "trains again; tests/workflow/test_rebuild.py runs it",
     r"zerolora import": "needs a file of another tool; tests/unit/test_import.py runs it",
 }
 NOT_RUN = {

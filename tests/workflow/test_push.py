@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BIN, Project, project_environment
+from conftest import BIN, Project, project_environment, refusal
 from engines import edit_config, snakemake_ran
 from huggingface_hub import ModelCard
 from loopback_repositories import Repositories, serving
@@ -36,6 +36,8 @@ from zerolora.methods.peft_format import ADAPTER, CONFIG
 from zerolora.publish.card import LIBRARIES, model_card
 from zerolora.publish.finished import FinishedRun, finished_run, product_of
 from zerolora.publish.push import push
+from zerolora.rebuild.original import original
+from zerolora.rebuild.rebuilt_products import damaged
 from zerolora.report.run_settings import settings_of_run
 from zerolora.train.launch.stop_signals import STOPPED
 
@@ -136,7 +138,7 @@ def test_the_command_pushes_an_adapter(finished: Project, tmp_path: Path) -> Non
     repository = hub.repositories[TO]
     commit = repository.branches["main"]
     assert (process.returncode, out) == (0, f"{TO}@{commit}\n"), err
-    said = rf"8 files, \d+\.\d KiB in {re.escape(f'{hub.endpoint}/{TO}/commit/{commit}')}\n"
+    said = rf"9 files, \d+\.\d KiB in {re.escape(f'{hub.endpoint}/{TO}/commit/{commit}')}\n"
     assert re.fullmatch(said, err), err  # the sizes hold the length of this folder's path
     assert repository.private
     assert repository.messages == ["initial commit", "Push adapter of run default"]
@@ -202,7 +204,7 @@ def test_a_push_takes_the_files_of_an_earlier_one_away_and_no_others(here: Path,
     repository.add("main", repository.files | {"picture.png": b"x"}, "a picture")
     pushed("merged")
     merged = json.loads((here / "results/default/merged/manifest.json").read_text())["files"]
-    others = {"croissant.json", "ro-crate-metadata.json", "statements/provenance.json"}
+    others = {"record.json", "croissant.json", "ro-crate-metadata.json", "statements/provenance.json"}
     assert repository.files.keys() == {*merged, *others, "README.md", "manifest.json", ".gitattributes", "picture.png"}
     assert len(repository.messages) == 4
     repository.add("main", repository.files | {"pytorch_model.bin": b"x"}, "somebody's")
@@ -211,6 +213,27 @@ def test_a_push_takes_the_files_of_an_earlier_one_away_and_no_others(here: Path,
         "delete it there, or name another repository"
     )
     assert repository.messages[-1] == "somebody's"
+
+
+def test_a_rebuild_reads_a_pushed_repository(here: Path, hub: Repositories, tmp_path: Path) -> None:
+    """Rows and checkpoints are pushed only if the user includes them, and nothing has a path of this machine: its own
+    are below inputs."""
+    rows = sha256(here / "rows.json")
+    repository, commit = pushed(include=["rows", "checkpoints"]).split("@")
+    files = hub.repositories[TO].files
+    assert files[f"rows/{rows}"] == (here / "rows.json").read_bytes()
+    assert [name for name in files if name.startswith("checkpoints/")] == ["checkpoints/step-00000002.safetensors"]
+    assert str(here).encode() not in files["record.json"]
+    made = original(repository, tmp_path)
+    assert made.repository == f"{TO}@{commit}" and "inputs/rows.json" in made.receipts["prepare@rows"].inputs
+    assert "results/default/adapter/adapter_config.json" in made.with_paths
+    made.download()
+    assert list(damaged(made)) == []
+    assert made.find("inputs/rows.json") and [*made.checkpoint_files] == [2]
+    pushed()
+    assert not [name for name in hub.repositories[TO].files if name.startswith(("checkpoints/", "rows/"))]
+    assert refused(include=["all"]) == "--include 'all': use rows or checkpoints"
+    assert refusal(original, "me/none", tmp_path).startswith("model me/none: no such model, or a private one")
 
 
 def test_a_push_goes_to_a_branch(here: Path, hub: Repositories) -> None:

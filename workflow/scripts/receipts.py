@@ -7,40 +7,21 @@ its receipt has today's parameters and code and the present content of its input
 A job that has begun has the receipt {} until it ends well.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST, Stamp, canonical, sha256, stamp, write_json, write_text
+from zerolora.files import MANIFEST, Stamp, sha256, stamp, write_json, write_text
 from zerolora.model import foreign
+from zerolora.receipt import Receipt, parse, path_of
 
-FOLDER = Path("results/receipts")
 HASHES = Path(".snakemake/hashes.json")
 IGNORED = (".snakemake_timestamp", ".*.tmp", "*.pyc")  # as .dvcignore has them
-
-
-class Receipt(NamedTuple):
-    """What a finished job was made with: the values of its rule's params, and the sha256 of its files by path."""
-
-    params: dict[str, str]
-    inputs: dict[str, str]
-    outputs: dict[str, str]
-
-    @property
-    def digest(self) -> str:
-        """Its own sha256, by which a damaged receipt is told from damaged outputs."""
-        return hashlib.sha256(canonical(self._asdict()).encode()).hexdigest()
-
-    @property
-    def folders(self) -> list[str]:
-        """The directories that the job wrote as a whole: those of its manifests."""
-        return [os.path.dirname(path) for path in self.outputs if os.path.basename(path) == MANIFEST]  # noqa: PTH119, PTH120
 
 
 @dataclass
@@ -178,24 +159,6 @@ class Receipts:
     def changed_input(self, receipt: Receipt) -> str | None:
         """Return an input that is no longer what a job read; None if each is."""
         return next((path for path, digest in receipt.inputs.items() if self.hashes.of(path) != digest), None)
-
-
-def path_of(stage: str) -> Path:
-    """Return the file of a stage's receipt."""
-    return FOLDER / f"{stage}.json"
-
-
-def parse(text: str) -> Receipt | None:
-    """Return the receipt with this text; None if it is not one of a job that ended well."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    match value:
-        case {"params": dict(params), "inputs": dict(inputs), "outputs": dict(outputs), "sha256": digest}:
-            receipt = Receipt(params, inputs, outputs)
-            return receipt if receipt.digest == digest else None
-    return None
 
 
 def _text(path: Path) -> str:

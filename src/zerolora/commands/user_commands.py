@@ -395,12 +395,16 @@ def push(
     private: Annotated[bool, typer.Option("--private", help="Create a new repository as private.")] = False,
     message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
     sign: Sign = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(help="For `zerolora rebuild`: rows, or checkpoints; repeatable. Default: neither."),
+    ] = None,
 ) -> None:
     """Publish a run's adapter or merged model, with card and statements, to a Hub repository or a directory."""
     from zerolora.publish.push import push as publish
 
     with stoppable(f"{to} has either all of the push or none of it"):
-        say(publish(run, what, to, revision, private, message, sign))
+        say(publish(run, what, to, revision, private, message, sign, include or ()))
 
 
 @app.command()
@@ -436,3 +440,38 @@ def verify(
     if rebuilt:
         result(rebuilt)
     raise typer.Exit(any(finding.word == "wrong" for finding in findings))
+
+
+@app.command()
+def rebuild(
+    source: Annotated[
+        str, typer.Argument(metavar="RUN[@REVISION]|DIRECTORY|OWNER/NAME[@REVISION]", help="What to make again.")
+    ],
+    audit: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Make only a share of the training's segments again.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed by which --audit draws the segments.")] = 0,
+    rows: Annotated[list[Path] | None, typer.Option(help="File or directory with the pinned rows; repeatable.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Directory of the pinned base model, if it was a local one.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Directory of the rebuild. Default: below work/rebuild.", show_default=False)
+    ] = None,
+    version: Annotated[
+        str | None,
+        typer.Option("--zerolora", metavar="VERSION", help="Rebuild with this other version, the installed."),
+    ] = None,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Run the Python files that come with a push.")
+    ] = False,
+) -> None:
+    """Make a run again from what was recorded, and compare every product: exit code 0 if equal to the byte, 3 within
+    bounds, 1 if different."""
+    from zerolora.rebuild.rebuild import Options
+    from zerolora.rebuild.rebuild import rebuild as make_again
+
+    given = (*(rows or ()), *([model] if model else []))
+    with stoppable("what is done is kept, and the same command continues"):
+        code = make_again(source, Options(output, given, audit, seed, version, trust_code))
+    raise typer.Exit(code)

@@ -49,6 +49,8 @@ class Stage:
     """The same, for `dvc metrics`."""
     plots: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """The same, for `dvc plots`, with the options of each plot."""
+    measured: tuple[str, ...] = ()
+    """Those of its outputs that hold times or sizes of a machine, so that they differ where results do not."""
     reads_settings: tuple[str, ...] = ()
     """Settings of other stages that it depends on."""
     requests: str = ""
@@ -215,6 +217,7 @@ STAGES = {
             foreach="estimated",
             reads=("results/{packed}/packing/manifest.json",),
             writes=("results/{estimated}/estimate.json",),
+            measured=("results/{estimated}/estimate.json",),
         ),
         Stage(
             "render",
@@ -233,6 +236,7 @@ STAGES = {
             foreach="rendered",
             reads=("results/{estimated}/estimate.json",),
             writes=("results/{rendered}/zero.json", "results/{rendered}/render.json"),
+            measured=("results/{rendered}/render.json",),
         ),
         Stage(
             "reference",
@@ -309,6 +313,7 @@ STAGES = {
                     "title": "Training tokens/s",
                 },
             },
+            measured=("results/{run}/metrics/train_resources.json", "results/{run}/metrics/telemetry.csv"),
             uses_gpus=True,
         ),
         Stage(
@@ -350,6 +355,7 @@ STAGES = {
                 "results/base/{dataset}/evaluate_resources.json",
                 "results/base/{dataset}/tasks/held_out.metrics.json",
             ),
+            measured=("results/base/{dataset}/evaluate_resources.json",),
             requests="evaluate",
             uses_gpus=True,
             rule_file="evaluate",
@@ -382,6 +388,7 @@ STAGES = {
                 "results/{run}/metrics/evaluate_resources.json",
                 "results/{run}/tasks/held_out.metrics.json",
             ),
+            measured=("results/{run}/metrics/evaluate_resources.json",),
             uses_gpus=True,
         ),
         Stage(

@@ -27,6 +27,18 @@ def hardware(device: Device) -> dict[str, Any]:
     return {**result, "gpus": named, "driver": devices.driver_version()}
 
 
+def computing(device: Device) -> dict[str, Any]:
+    """Return what decides the rounding of a result: processor or GPUs, torch, and the kernels that it chooses. Imports
+    torch."""
+    import torch
+
+    found = {name: value for name, value in hardware(device).items() if name != "system"}
+    kernels = torch.backends.cpu.get_cpu_capability()
+    if device != "cpu":
+        kernels += f", CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    return {**found, "torch": torch.__version__, "kernels": kernels}
+
+
 def versions() -> dict[str, str]:
     """Return the version of Python and of every installed package."""
     installed = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}

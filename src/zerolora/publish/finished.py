@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +200,12 @@ class PushedModel:
     """Name, revision and weights of the base model (model/manifest.py)."""
     rewritten: dict[str, str]
     """Changed texts of files, by name."""
+    included: dict[str, Path] = field(default_factory=dict)
+    """Files from elsewhere, by name."""
+
+    def path(self, name: str) -> Path:
+        """Return the file of a name."""
+        return self.included.get(name, self.directory / name)
 
     @property
     def hashes(self) -> dict[str, str]:

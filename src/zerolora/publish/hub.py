@@ -66,7 +66,7 @@ def push_to_hub(product: PushedModel, texts: dict[str, str], target: HubTarget, 
         head = _head(api, target)
         old = _files_of_earlier_push(api, target, head, {*product.files, *texts})
         operations: list[Any] = [
-            CommitOperationAdd(name, texts[name].encode() if name in texts else product.directory / name)
+            CommitOperationAdd(name, texts[name].encode() if name in texts else product.path(name))
             for name in sorted({*product.files, *texts})
         ]
         operations += [CommitOperationDelete(name) for name in sorted(old)]

@@ -6,6 +6,7 @@ zerolora push --run default --what adapter --to OWNER/NAME
 import hashlib
 import json
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from zerolora.publish.card import model_card
 from zerolora.publish.finished import PUSH, RESULTS, FinishedRun, PushedModel, finished_run, product_of
 from zerolora.publish.hub import HubTarget, check_repository, push_to_hub
 from zerolora.publish.rebuild_statements import BUILDERS, rebuild_statements
+from zerolora.publish.record import RECORD, as_text, record_of, with_files
 from zerolora.publish.slsa_provenance import builder_statement
 from zerolora.units import byte_size
 
@@ -29,13 +31,20 @@ HUB = "hf://"
 
 
 def push(
-    run: str, what: str, to: str, revision: str | None, private: bool, message: str | None, sign: str | None = None
+    run: str,
+    what: str,
+    to: str,
+    revision: str | None,
+    private: bool,
+    message: str | None,
+    sign: str | None = None,
+    include: Collection[str] = (),
 ) -> str:
     """Push a run's adapter or merged model; return REPOSITORY@COMMIT, or the directory.
 
-    `sign`: a key of SSH, or "sigstore", that signs the statement of what it was made from. A push of the same files
-    changes nothing. Raises UserError, before anything is sent, if the run is unfinished or out
-    of date, or a file differs from the stage's manifest.
+    `sign`: a key of SSH, or "sigstore", that signs the statement of what it was made from; `include`: rows,
+    checkpoints, for a rebuild. A push of the same files changes nothing. Raises UserError, before anything is sent, if
+    the run is unfinished or out of date, or a file differs from the stage's manifest.
     """
     directory = _directory(to)
     if directory is not None and (revision or private or message):
@@ -44,9 +53,12 @@ def push(
     if directory is None:
         check_repository(repository)
     finished = finished_run(run)
-    product = product_of(finished, what)
+    record = record_of(finished)
+    model = product_of(finished, what)
+    product = with_files(model, record, include)
     title = directory.resolve().name if directory else repository
-    texts = product.rewritten | _evidence(finished, product, title, sign, directory is None, revision)
+    texts = product.rewritten | _evidence(finished, model, title, sign, directory is None, revision)
+    texts[RECORD] = as_text(record)
     texts[MANIFEST] = _manifest(product, texts, run)
     size = f"{len(product.files | texts)} files, {byte_size(product.bytes)}"
     if directory is not None:
@@ -111,7 +123,7 @@ def _push_to_directory(product: PushedModel, texts: dict[str, str], target: Path
     with staged_directory(target) as staged:
         for name in product.files.keys() - texts.keys():
             (staged / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(product.directory / name, staged / name)
+            shutil.copyfile(product.path(name), staged / name)
         for name, text in texts.items():
             write_text(staged / name, text)
     return True

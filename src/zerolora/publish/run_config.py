@@ -53,6 +53,8 @@ def config_of_run(run: FinishedRun) -> dict[str, Any]:
                 of_group[name] = run.config.all_runs[name].model_dump(exclude_defaults=True)
         if of_group or group in values:
             used[group] = of_group
+    if asked := {task.name for name in names for task in run.resolved.runs[name].train.validation_tasks}:
+        used["tasks"] = {"rows": {name: values["tasks"]["rows"][name] for name in sorted(asked)}}
     return used
 
 

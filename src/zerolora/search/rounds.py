@@ -117,16 +117,22 @@ def _reasons() -> Iterator[tuple[str, str]]:
             yield row["run"], row["reason"]
 
 
-def run_to_end(command: Sequence[str], **options: Any) -> tuple[int, bool]:
+def run_to_end(
+    command: Sequence[str], *, forwarded: signal.Signals = signal.SIGTERM, **options: Any
+) -> tuple[int, bool]:
     """Run a command, with options of Popen, and return its exit code and whether it was asked to stop. Ctrl-C reaches
-    it directly, SIGTERM is forwarded: it ends by itself."""
+    it directly, SIGTERM is forwarded, as `forwarded`: it ends by itself.
+
+    Snakemake 9.27 takes its own lock in its handler of SIGTERM, and hangs if it has that lock at that moment; of a
+    SIGINT it ends its jobs and then itself.
+    """
     interrupted, terminated = threading.Event(), threading.Event()
     running: subprocess.Popen[bytes] | None = None
 
     def forward(*_: object) -> None:
         terminated.set()
         if running:
-            running.terminate()
+            running.send_signal(forwarded)
 
     # Installed before the command starts, so that no signal ends the search alone.
     handlers = {signal.SIGINT: lambda *_: interrupted.set(), signal.SIGTERM: forward}
@@ -138,7 +144,7 @@ def run_to_end(command: Sequence[str], **options: Any) -> tuple[int, bool]:
     try:
         running = subprocess.Popen(command, **options)
         if terminated.is_set():
-            running.terminate()
+            running.send_signal(forwarded)
         code = running.wait()
         return code, interrupted.is_set() or terminated.is_set()
     except OSError as error:

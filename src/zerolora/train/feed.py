@@ -1,5 +1,6 @@
 """The packed rows of each rank in each step, and the tensors of a micro-batch."""
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,13 @@ class Batches:
         self._tokens_until = np.cumsum([self.tokens[batch].sum() for batch in self.order])
         self._length, self._supervised_of_row, self._source = length, supervised, source
         self._items = _items(rows, self.objective)
+
+    def order_digest(self) -> str:
+        """Return the sha256 of the order: of the packed rows of every step."""
+        digest = hashlib.sha256()
+        for batch in self.order:
+            digest.update(f"{' '.join(map(str, batch.tolist()))}\n".encode())
+        return digest.hexdigest()
 
     def at(self, step: int, before: bool = False) -> tuple[list[list[PackedRow]], Units]:
         """Return this rank's micro-batches of a step, and the units of the whole global batch. With `before` they are

@@ -29,6 +29,7 @@ from zerolora.errors import EXPECTED, UserError, explained, message_of
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import LOGGER, result, set_up
 from zerolora.machine import cpu_matmul, devices
+from zerolora.machine.identity import computing
 from zerolora.machine.peak_memory import PeakMemory
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model import added_tokens, foreign
@@ -477,6 +478,7 @@ def _write_metrics(
         **_known({f"{name}_first": values[0] for name, values in loop.metrics.items()}),
         **_known({f"{name}_last": values[-1] for name, values in loop.metrics.items()}),
         "published_step": published_step,
+        "order": batches.order_digest(),
         **batches.balance(),
         **loop.telemetry.routed(),
         **_by_source(_sources(paths.data), loop.loss_by_source.tolist(), batches),
@@ -484,6 +486,7 @@ def _write_metrics(
     compiled = _compiled(loop.plan)
     # Figures that differ between two equal runs are in a separate file, so that their train.json are the same bytes.
     resources = {
+        "machine": computing(loop.plan.device),
         "ranks": loop.world,
         "resumes": loop.resumes,
         "training_seconds": loop.seconds,

@@ -1,0 +1,148 @@
+"""Whether a rebuild whose bytes differ is equal within bounds, as on other hardware or with other kernels.
+
+Bounds of losses and of gradients are the canary's tolerances (train/launch/canary.py): what another setting of the same
+computation may change. A figure after all steps may differ as much as that of another seed, where the project repeats
+the run with seeds (report/repeats.py); else only as much as a loss.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerolora.config.stages import STAGES
+from zerolora.evaluate.intervals import LEVEL, wilson
+from zerolora.methods.peft_format import ADAPTER
+from zerolora.planner.choice import STEPS
+from zerolora.publish.record import names_of
+from zerolora.rebuild.explanation import machines
+from zerolora.rebuild.original import Original
+from zerolora.rebuild.rebuilt_products import RebuiltProduct, figures, loss_tables
+from zerolora.train.launch.canary import NORM_TOLERANCE, TOLERANCE
+
+COMPUTED = frozenset({*(name for name, stage in STAGES.items() if stage.uses_gpus), "merge"})
+"""Stages whose results depend on kernels."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A figure of both, and by how much they may differ."""
+
+    figure: str
+    values: tuple[float, float] | None
+    """Of the original and the rebuild; None for weights."""
+    apart: float
+    """Their difference, not negative."""
+    most: float
+    """The largest allowed difference."""
+    why: str
+
+    @property
+    def holds(self) -> bool:
+        return self.apart <= self.most
+
+    def __str__(self) -> str:
+        values = "" if self.values is None else " {:.6g} and {:.6g}".format(*self.values)
+        limit = f"{'at most' if self.holds else 'more than'} {self.most:.2g}"
+        return f"{self.figure}{values}: {self.apart:.2g} apart, {limit} ({self.why})"
+
+
+def _bound(figure: str, original: float, rebuilt: float, most: float, why: str) -> Bound:
+    return Bound(figure, (original, rebuilt), abs(original - rebuilt), most, why)
+
+
+def other_kernels(original: Original, folder: Path) -> bool:
+    """Return whether the two machines may round differently: they differ, or the original's is not recorded."""
+    was, now = machines(original, folder)
+    return not was or was != now
+
+
+def bounds(original: Original, folder: Path, products: list[RebuiltProduct]) -> list[Bound] | None:
+    """Return the bounds of what differs; None if a product differs that no kernel computes, or losses or
+    weights are not at hand."""
+    unequal = [product for product in products if not product.equal]
+    if any(product.stage.partition("@")[0] not in COMPUTED or product.rebuilt is None for product in unequal):
+        return None
+    precision = json.loads((folder / zero_of(original)).read_text(encoding="utf-8"))["zerolora"]["precision"]
+    tolerance: float = TOLERANCE[precision]
+    was, now = loss_tables(original, folder)
+    if not was or len(was) != len(now):
+        return None
+    result = [
+        _bound(f"loss of step {one['step']}", float(one["loss"]), float(other["loss"]), *_of_loss(one, tolerance))
+        for one, other in zip(was[:STEPS], now[:STEPS], strict=True)
+    ]
+    weights = list(_distance(original, folder, tolerance))
+    if not weights:
+        return None
+    result += weights
+    for path in original.contents:
+        if path.endswith(("/train.json", "/evaluate.json")):
+            result += _of_figures(original, folder, path, tolerance)
+    return result
+
+
+def zero_of(original: Original) -> str:
+    """Return the path of zero.json."""
+    return f"results/{names_of(original.receipts[f'train@{original.run}'])['rendered']}/zero.json"
+
+
+def _of_loss(row: dict[str, str], tolerance: float) -> tuple[float, str]:
+    return tolerance * abs(float(row["loss"])), f"the canary's tolerance of a loss, {tolerance:g}"
+
+
+def _of_figures(original: Original, folder: Path, path: str, tolerance: float) -> Iterator[Bound]:
+    was, now = figures(original, folder, path)
+    base = path.startswith("results/base/")
+    of_run = "base model's " if base else ""
+    for name in ("loss_last", "loss_validation", "loss", "accuracy"):
+        if name not in was or not isinstance(was[name], int | float):
+            continue
+        value, other = float(was[name]), float(now.get(name, math.nan))
+        seeds = [] if base else original.seeds.get(name, [])
+        if len(seeds) > 1:
+            yield _bound(f"{of_run}{name}", value, other, *_of_seeds(seeds))
+        elif name == "accuracy":
+            low, high = wilson(value * was["rows"], was["rows"])
+            yield _bound(
+                f"{of_run}{name}", value, other, max(value - low, high - value), "its 95 % interval over the rows"
+            )
+        else:
+            yield _bound(f"{of_run}{name}", value, other, *_of_loss({"loss": str(value)}, tolerance))
+
+
+def _of_seeds(values: list[float]) -> tuple[float, str]:
+    """Return by how much one more seed may differ from one of these: Student's prediction interval."""
+    from scipy.stats import t
+
+    quantile = float(t.ppf((1 + LEVEL) / 2, len(values) - 1))
+    return quantile * statistics.stdev(values) * math.sqrt(2), f"another seed, by {len(values)} repeats"
+
+
+def _distance(original: Original, folder: Path, tolerance: float) -> Iterator[Bound]:
+    """Yield how far the adapters are apart, relative to their norm, where both are at hand. Of merged weights the base
+    is most of the norm, so they have no bound."""
+    outputs = original.receipts[f"train@{original.run}"].outputs
+    paths = [path for path in outputs if path.endswith(f"/adapter/{ADAPTER}") and (folder / path).is_file()]
+    adapters = [path for path in paths if original.find(path)]
+    if not adapters:
+        return
+    import torch
+    from safetensors import safe_open
+
+    apart = norm = 0.0
+    for path in adapters:
+        with safe_open(original.find(path), "pt") as first, safe_open(folder / path, "pt") as second:
+            if {*first.keys()} != {*second.keys()}:
+                apart = math.inf
+                break
+            for name in second.keys():  # noqa: SIM118 (no dict)
+                one, other = (each.get_tensor(name).to(torch.float64) for each in (first, second))
+                apart += float(((one - other) ** 2).sum()) if one.shape == other.shape else math.inf
+                norm += float((other**2).sum())
+    most = NORM_TOLERANCE * tolerance
+    distance = math.sqrt(apart / norm) if norm else apart
+    why = f"the canary's tolerance of a gradient, {most:g}"
+    yield Bound("weights, relative to their norm", None, distance, most, why)
