@@ -240,14 +240,20 @@ def write_model(kind: str, tokenizer: Path, directory: Path) -> None:
 
 
 def run(kind: str, tokenizer: Path, folder: Path) -> Outcome:
-    """Take a type through the stages in a folder of its own."""
+    """Take a type through the stages in a folder of its own; with its layers traced if it does not work without."""
+    with _traced_if_needed():
+        outcome = _run(kind, tokenizer, folder / "sizes")
+    return outcome if outcome.result in ("works", "not built") else _run(kind, tokenizer, folder / "traced")
+
+
+def _run(kind: str, tokenizer: Path, folder: Path) -> Outcome:
     import torch
     from bench import Bench
 
     from zerolora.errors import UserError
 
     torch.set_num_threads(1)
-    with warnings.catch_warnings(), _traced_if_needed():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             write_model(kind, tokenizer, folder / "model")
