@@ -91,7 +91,7 @@ def test_every_job_asks_for_the_time_and_memory_that_were_computed_for_it(projec
     evaluate = EvaluateSettings.model_validate(resolved["evaluate"]["rows"])
     evaluating = slurm_resources.evaluating(evaluate, model, results / "data/rows", render)
     wanted = {
-        "prepare_wildcards_rows": slurm_resources.preparing(project.directory / "rows.json", 1),
+        "prepare_wildcards_rows": slurm_resources.preparing([project.directory / "rows.json"], 1),
         "evaluate_base_wildcards_rows": evaluating,
         "merge_wildcards_default": slurm_resources.merging(model, results / "default/adapter"),
         "evaluate_wildcards_default": evaluating,

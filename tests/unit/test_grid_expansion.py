@@ -19,7 +19,7 @@ from zerolora.config.file import load
 from zerolora.config.grids import SHARED_STAGES, Shared, combinations, mistakes, nested, shared_names
 from zerolora.config.resolve import resolve, shared_settings
 from zerolora.config.runs_file import DATA_FILES, RUNS, text_of
-from zerolora.config.schema import Config, RunSections
+from zerolora.config.schema import MOST_READ, Config, RunSections
 from zerolora.config.section import Section
 from zerolora.config.studies import Study, Trial
 from zerolora.errors import UserError
@@ -294,11 +294,14 @@ def test_runs_file_for_dvc() -> None:
     none = {"reference": "results/data/rows/mask.json", "referenced": "", "taught": ""}
     rows = {"sums": "results/tasks/sums.jsonl", "arc": "results/settings/tasks/arc.json"}
     common = {"dataset": "rows", "tasks": [f"results/data/rows/{file}" for file in DATA_FILES]}
+    nothing = [f"results/settings/nothing/{number}.json" for number in range(1, MOST_READ)]
     runs = ["default", "again-seed1", *(f"sweep-{strategy}-r{r}" for strategy, r in pairs)]
     assert actual == {
         "models": {"big": {"source": "results/settings/fetch/big.json"}, "tiny": {"source": "model"}},
         **{"hub_data": {}, "package_data": {}, "adapters": {}},
-        "prepare": {"rows": {"path": "rows.json", "model": "tiny"}},
+        "prepare": {"rows": {"model": "tiny", "reads": ["rows.json", *nothing]}},
+        "evaluated": {"rows": {}},
+        **{"samples": {}, "selections": {}},
         "packed": {name: {"dataset": "rows"} for name in ("again", "default", "sweep")},
         "estimated": {
             **{name: {"packed": name} for name in ("again", "default")},

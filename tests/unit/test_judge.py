@@ -18,9 +18,9 @@ from loopback_judge import Judge, Messages, fair, judging
 
 from zerolora.config.settings import JudgeSettings
 from zerolora.errors import UserError
-from zerolora.judge.asking import ask_all, price, tokens_of
+from zerolora.judge.asking import ask_all, judge_endpoint, price, tokens_of
 from zerolora.judge.endpoint import ATTEMPTS
-from zerolora.judge.judge import judge_endpoint, publish
+from zerolora.judge.judge import publish
 from zerolora.judge.metrics import TIE, interval, metrics, outcome, rating, winner
 from zerolora.judge.prompts import BASE, TUNED, JudgeQuestion, JudgeRequest, read_questions, requests
 from zerolora.judge.work_file import WorkFile

@@ -30,6 +30,7 @@ LAYERS: list[set[str]] = [
         "config.cross_checks",
         "config.run_checks",
         "config.continued_checks",
+        "config.selection_checks",
         "config.resolve",
         "config.runs_file",
     },

@@ -580,7 +580,7 @@ def test_chosen_conversations_are_learnt_with_their_question(name: str) -> None:
 def test_detection_reads_only_forms_of_the_objective(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"prompt": Q, **TEXTS}) + "\n")
-    source = SourceFiles("rows.jsonl", [file], Source())
+    source = SourceFiles("rows.jsonl", [file], Source(), file)
     assert form_of(source, tmp_path, "pairs") == ("preference", f"{file}:1")
     with pytest.raises(UserError, match="set train.objective: dpo"):
         form_of(source, tmp_path, "labelled")

@@ -182,3 +182,8 @@ def test_groups_on_other_rows_are_not_compared(tmp_path: Path) -> None:
     three = made(repeated(tmp_path / "three", CLEAR | {"other": [0.1, 0.2]}, **{n: {"dataset": "hard"} for n in names}))
     said = "Of good, other, good has the highest mean accuracy, by more than seeds explain."
     assert said in (three / "table.md").read_text()
+    # Rounds train on rows of their own, and are evaluated on those of the first data set.
+    first = {name: {"dataset": "rows"} for name in names}
+    rounds = {name.replace("bad", "good"): {"dataset": "round1", "held_out": "rows"} for name in names}
+    page = made(repeated(tmp_path / "rounds", CLEAR, **first, **rounds)) / "table.md"
+    assert "good has the highest mean accuracy, by more than seeds explain." in page.read_text()

@@ -87,10 +87,10 @@ def test_prepare_requests_cover_its_benchmark(tmp_path: Path) -> None:
     for name in ("a.json", "folder/b.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(bytes(10_000_000))
-    alone, both = preparing(tmp_path / "a.json", 2), preparing(tmp_path, 2)
+    alone, both = preparing([tmp_path / "a.json"], 2), preparing([tmp_path], 2)
     assert both["seconds"] == 2 * alone["seconds"] == 50
-    assert preparing(tmp_path, 4)["seconds"] == 25
-    assert preparing(tmp_path, 4)["host_bytes"] > both["host_bytes"] > alone["host_bytes"]
+    assert preparing([tmp_path], 4)["seconds"] == 25
+    assert preparing([tmp_path], 4)["host_bytes"] > both["host_bytes"] > alone["host_bytes"]
 
 
 def test_evaluation_requests_cover_its_measurement(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_prepare_stays_within_its_request(tmp_path: Path, bench: Bench) -> None:
     settings = canonical(bench.settings["prepare"]["rows"] | {"path": str(rows)})
     places = ["--model", str(bench.folder / "m/tiny/manifest.json"), "--output", str(tmp_path / "data")]
     peak = peak_bytes([str(BIN / "zerolora"), "stage", "prepare", "--settings", settings, *places, "--workers", "1"])
-    wanted = preparing(rows, 1)
+    wanted = preparing([rows], 1)
     assert 0.4 * wanted["host_bytes"] < peak < wanted["host_bytes"]
 
 

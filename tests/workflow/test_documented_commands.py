@@ -50,6 +50,7 @@ ELSEWHERE = {
     r"zerolora expand": "prints nothing; tests/workflow/test_branches.py runs it",
     r"dvc remote": "needs an S3 server; tests/workflow/test_s3_remote.py has one of its own",
     r"python tests/lint_workflow.py": "tests/workflow/test_engine_sync.py runs it",
+    r"zerolora stage select": "needs a judge; tests/unit/test_select.py asks one",
     r"zerolora compare \w": "needs two runs; tests/unit/test_pair.py runs it",
     r"zerolora push .*--sign": "needs a key of SSH; tests/workflow/test_push.py makes one",
     r"zerolora (attest|verify .*--)": "needs a rebuild, or keys; tests/unit/test_evidence.py has some",

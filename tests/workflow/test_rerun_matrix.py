@@ -137,6 +137,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.vera.projection_seed": (1, set()),
     "train.vera.modules_to_save": (["norm"], set()),
     "train.sft.mean": ("row", {T, P}),
+    **{f"train.{objective}.reference": ("default", set()) for objective in ("dpo", "ipo", "kto")},
     "train.dpo.loss": ("hinge", set()),  # of another objective than the run's
     "train.dpo.beta": (0.2, set()),
     "train.dpo.label_smoothing": (0.1, set()),
@@ -237,7 +238,6 @@ ELSEWHERE = {
         f"samples.own.of.{key}": "KEYS, as samples.own.of"
         for key in ("run", "base", "served.address", "served.model", "served.key_variable")
     },
-    **{f"selections.{key}": "of the stage select" for key in Selection.model_fields},
     "train.validation_tasks": "test_tasks_of_runs.py",
     "train.from_adapter": "test_a_whole_section_that_changes",
     **{
@@ -256,6 +256,9 @@ ELSEWHERE = {
     **dict.fromkeys(("model", "data"), "test_first_run.py"),
     "continued": "test_continued.py",
     "grids": "workflow/test_grids.py",
+    **{f"prepare.rows.{key}": "workflow/test_rounds.py" for key in ("selections", "held_out")},
+    **{f"selections.{key}": "workflow/test_rounds.py" for key in Selection.model_fields},
+    "rounds": "workflow/test_rounds.py",
     "searches": "workflow/test_searches.py",
     "runs": "test_each_edit_runs_the_same_stages_in_both_engines",
 }
@@ -302,7 +305,7 @@ def _leaves(model: Any, prefix: str = "") -> list[str]:
         if not prefix and name == "data":  # its keys are those of prepare
             leaves.append(name)
             continue
-        if name in ("runs", "continued", "grids", "searches", "sources", "stop_above"):
+        if name in ("runs", "continued", "grids", "rounds", "searches", "sources", "stop_above"):
             leaves.append(f"{prefix}{name}")
             continue
         inner = _section_of(field.annotation)
@@ -554,13 +557,13 @@ EDITS: list[tuple[str, tuple[Edit, ...], set[str]]] = [
     (
         "a data row, packing and the base model's file",
         (_row, _set(**{"pack.packing": True}), _base_model),
-        {"resolve", "fetch@tiny", "prepare@rows", "evaluate_base@rows", K, E, R, *AFTER_TRAIN},
+        {"resolve", "fetch@tiny", "prepare@rows", "evaluate_base@rows", K, E, R, *AFTER_TRAIN, *SAMPLE},
     ),
     (
         "a second run, nothing merged and nothing evaluated",
         (_second_run, _set(**{"merge.enabled": False, "evaluate.enabled": False})),
         {
-            *("resolve", "evaluate_base@rows", "compare"),
+            *("resolve", "evaluate_base@rows", "compare", *SAMPLE),
             *(f"{stage}@default" for stage in ("merge", "evaluate", "report", "accept")),
             *(f"{stage}@second" for stage in ONE_RUN),
         },

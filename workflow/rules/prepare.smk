@@ -1,7 +1,7 @@
 rule prepare:
     input:
         rows=job("data_files"),
-        fetched=job("fetched_data"),
+        made=job("made_data"),
         model=of("resources/models/{model}/manifest.json"),
     output:
         manifest="results/data/{dataset}/manifest.json",

@@ -1,10 +1,10 @@
-# The log-probabilities of the data's answers under the model that training starts from, for objectives that compare with
-# it. Runs of a grid share them.
+# The log-probabilities of the data's answers under the model that training starts from or another, for objectives that
+# compare with it. Runs of a grid share them.
 rule reference:
     input:
         data=of("results/data/{dataset}/manifest.json"),
         stats=of("results/data/{dataset}/stats.json"),
-        start=job("start_files"),
+        start=job("compared_files"),
     output:
         manifest="results/{referenced}/reference/manifest.json",
         others=multiext(

@@ -2,7 +2,7 @@
 rule task_rows:
     input:
         rows=job("data_files"),
-        fetched=job("fetched_data"),
+        made=job("made_data"),
     output:
         "results/tasks/{task}.jsonl",
     log:

@@ -27,14 +27,14 @@ from zerolora.config.code import Codes, chosen_by_run, codes, codes_of_today
 from zerolora.config.compared import compared
 from zerolora.config.fingerprint import Fingerprints
 from zerolora.config.grids import SHARED_STAGES
+from zerolora.config.made_files import MadeFolder, made_folders
 from zerolora.config.overrides import RunOverrides, origin_line
 from zerolora.config.resolve import check_planned, check_resolved, digest, resolve, run_sections, shared_settings, texts
 from zerolora.config.runs_file import check_runs
 from zerolora.config.sample_sections import Sample
-from zerolora.config.schema import data_folders
 from zerolora.config.settings import RunSettings
 from zerolora.config.stages import ALL_STAGES, ON_REQUEST, STAGES
-from zerolora.config.values import HUB_ADAPTERS, HUB_DATA
+from zerolora.config.values import HUB_ADAPTERS
 from zerolora.data.prepared_rows import PROMPTS
 from zerolora.errors import UserError
 from zerolora.export.targets import TARGETS
@@ -91,7 +91,7 @@ class Jobs:
         }
         """The first run that uses each shared output, by the output's kind and name."""
         self.first_of_data = {run.dataset: name for name, run in reversed(self.config.all_runs.items())}
-        self.data_folders = [Path(folder) for folder in data_folders(self.config.fetch).values()]
+        self.made = made_folders(self.config)
         self.resources: dict[tuple[Any, ...], tuple[list[Any], Any]] = {}
         """Resources of jobs, each with the states of the files that they were computed from."""
 
@@ -150,15 +150,15 @@ class Jobs:
     def planned(self, outputs: Mapping[str, Any]) -> dict[str, "PlannedJob"]:
         """Return the jobs that the runs need, by stage and names, as in train@default. `outputs` has the outputs of
         each rule."""
-        datasets = sorted({*self.first_of_data, *self.config.sampled_data})
+        datasets = sorted(self.config.used_data)
         prepare, rows = self.config.prepare, self.config.tasks.rows
-        paths = [prepare[name].path for name in datasets] + [task.path for task in rows.values()]
-        manifests = {Path(manifest) for path in paths for manifest in self.manifests_of(Path(path))}
+        paths = [path for name in datasets for path in prepare[name].reads] + [task.path for task in rows.values()]
+        made = [each for path in paths for each in self.made_at(Path(path))]
         used = self.names | {
             "dataset": datasets,
             "model": sorted({prepare[name].model for name in datasets} | self.teachers),
-            "source": sorted(each.parent.name for each in manifests if each.is_relative_to(HUB_DATA)),
-            "packaged": sorted(each.parent.name for each in manifests if not each.is_relative_to(HUB_DATA)),
+            "source": sorted({each.names["source"] for each in made if each.stage == "fetch_data"}),
+            "packaged": sorted({each.names["packaged"] for each in made if each.stage == "fetch_package_data"}),
         }
         result = {}
         for stage in outputs:
@@ -217,28 +217,25 @@ class Jobs:
         """Return the user's files that stages read, whose dates Snakemake compares."""
         config = self.config
         sections = (config.prepare, config.tasks.rows, config.fetch.directory)
-        paths = [str(each.path) for section in sections for each in section.values()]
+        paths = [str(each.path) for section in sections for each in section.values() if each.path]
         return [*user_files(), *(name for path in paths for name in self.files_at(Path(path)))]
 
     def files_at(self, path: Path) -> list[str]:
-        """Return the data files of a path, without fetched ones, which their manifest represents."""
-        if not path.is_dir():
-            return [] if self.manifests_of(path) else [str(path)]
+        """Return the data files of a path, without those that a stage makes, which their manifest represents."""
+        made = self.made_at(path)
+        if not path.is_dir() or any(path.is_relative_to(each.folder) for each in made):
+            return [] if made else [str(path)]
         return sorted(
             str(each)
             for each in path.rglob("*")
             if each.is_file()
             and not any(part[0] == "." for part in each.relative_to(path).parts)
-            and not any(each.is_relative_to(folder) for folder in self.data_folders)
+            and not any(each.is_relative_to(other.folder) for other in made)
         )
 
-    def manifests_of(self, path: Path) -> list[str]:
-        """Return the manifests of the fetched data sets that contain a path, or are in it."""
-        return [
-            str(folder / MANIFEST)
-            for folder in self.data_folders
-            if folder.is_relative_to(path) or path.is_relative_to(folder)
-        ]
+    def made_at(self, path: Path) -> list[MadeFolder]:
+        """Return the directories that stages make and that contain a path, or are in it."""
+        return [each for each in self.made if each.concerns(path)]
 
 
 @dataclass(frozen=True)
@@ -406,22 +403,22 @@ class Job:
         return [self._jobs.users_file(each) for each in files]
 
     @property
-    def _rows(self) -> Path | None:
-        """Path of the rows of its task or data set; None for a task of lm-evaluation-harness."""
+    def _rows(self) -> list[Path]:
+        """Paths of the rows of its task or data set; none for a task of lm-evaluation-harness."""
         if "task" not in self._wildcards:
-            return Path(self._jobs.config.prepare[self.dataset].path)
+            return [Path(path) for path in self._jobs.config.prepare[self.dataset].reads]
         rows = self._jobs.config.tasks.rows.get(self._wildcards["task"])
-        return Path(rows.path) if rows else None
+        return [Path(rows.path)] if rows else []
 
     @property
     def data_files(self) -> list[str]:
         """The user's data files."""
-        return [self._jobs.users_file(each) for each in self._jobs.files_at(self._rows)] if self._rows else []
+        return [self._jobs.users_file(each) for path in self._rows for each in self._jobs.files_at(path)]
 
     @property
-    def fetched_data(self) -> list[str]:
-        """Manifests of fetched data."""
-        return self._jobs.manifests_of(self._rows) if self._rows else []
+    def made_data(self) -> list[str]:
+        """Manifests of data that stages make: downloads, selections, and other data sets."""
+        return [str(each.manifest) for path in self._rows for each in self._jobs.made_at(path)]
 
     @property
     def task_rows(self) -> list[str]:
@@ -436,7 +433,14 @@ class Job:
     @property
     def start_files(self) -> list[str]:
         """The adapter that its run starts from: its manifest, or all files of a user's adapter."""
-        start = self._run.train.from_adapter
+        return self._adapter_files(self._run.train.from_adapter)
+
+    @property
+    def compared_files(self) -> list[str]:
+        """The same of the adapter of its reference."""
+        return self._adapter_files(self._run.reference.from_adapter if self._run.reference else None)
+
+    def _adapter_files(self, start: str | None) -> list[str]:
         if start is None:
             return []
         if Path(start).is_relative_to("results") or Path(start).is_relative_to(HUB_ADAPTERS):
@@ -690,7 +694,9 @@ class Job:
             stage = "evaluate" if self._is_opened_by_vllm else "merge"
         match ALL_STAGES[stage].requests or stage:
             case "prepare":
-                result: Any = slurm_resources.preparing(Path(self._jobs.config.prepare[self.dataset].path), threads)
+                read = map(Path, self._jobs.config.prepare[self.dataset].reads_rows)
+                rows = [below / path if self._jobs.made_at(path) else path for path in read]
+                result: Any = slurm_resources.preparing(rows, threads)
             case "reference" | "teacher" as compared:
                 result = self._compared_resources(compared, model, data, gpus)
             case "train":

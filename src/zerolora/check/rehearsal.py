@@ -115,9 +115,10 @@ class _Rehearsal:
         settings, done = self._resolved.prepare[name], RESULTS / "data" / name
         if self._planned is not None and (done / MANIFEST).is_file():
             return None if f"prepare@{name}" in self._planned else done
-        if model is None or not Path(settings.path).exists() or settings.undecided:
+        read = [Path(path) for path in settings.reads]
+        if model is None or not all(path.exists() for path in read) or settings.undecided:
             return None
-        files = [path for source in sources_of(settings) for path in source.files]
+        files = [path for source in sources_of(settings, RESULTS / "selections") for path in source.files]
         if sum(path.stat().st_size for path in files) > LARGEST:
             return None
         prepare(settings, model / MANIFEST, self._folder / f"data-{name}", workers=1)

@@ -84,14 +84,21 @@ def fetch_adapter(settings: Settings, output: Path) -> None:
     stage(_typed(FetchAdapterSettings, settings), output)
 
 
-def prepare(settings: Settings, model: Path, output: Path, workers: Count | None = None) -> None:
-    """Tokenize rows, mask their labels, and write three splits."""
+def prepare(
+    settings: Settings,
+    model: Path,
+    output: Path,
+    workers: Count | None = None,
+    selections: Path = Path("results/selections"),
+    datasets: Path = Path("results/data"),
+) -> None:
+    """Tokenize rows, mask their labels, and write three splits, and the prompts to sample from."""
     leave_out("torch")
     refuse_import("pandas")
     from zerolora.config.settings import PrepareSettings
     from zerolora.data.prepare import prepare as stage
 
-    stage(_typed(PrepareSettings, settings), model, output, workers)
+    stage(_typed(PrepareSettings, settings), model, output, workers, selections, datasets)
 
 
 def pack(settings: Settings, data: Path, output: Path) -> None:
@@ -153,7 +160,7 @@ def render(
 
 
 def reference(settings: Settings, data: Path, weights: Path, output: Path) -> None:
-    """Compute the log-probabilities of the data's answers under the model that training starts from."""
+    """Compute the log-probabilities of the data's answers under the model that training starts from, or another."""
     from zerolora.check.check_table import log_machine
     from zerolora.config.settings import ReferenceSettings
     from zerolora.model.manifest import check_intact
@@ -378,6 +385,23 @@ def judge(
     obey(device)
     check_intact(data, "zerolora stage prepare")
     stage(_typed(JudgeSettings, settings), data, base, tuned, adapter, work, output, os.environ, device)
+
+
+def select(
+    settings: Settings,
+    selection: str,
+    data: Path,
+    samples: Path,
+    output: Path,
+    work: Path,
+    ask_judge: bool = False,
+) -> None:
+    """Select rows to train on from sampled answers; with --ask-judge true, ask a judge that may cost money first."""
+    from zerolora.config.settings import SelectSettings
+    from zerolora.select.select import select as stage
+
+    checked = _typed(SelectSettings, settings)
+    stage(checked, selection, data, samples, work, output, os.environ if ask_judge else None)
 
 
 def export_target(

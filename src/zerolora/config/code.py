@@ -149,8 +149,10 @@ def _engines(strategy: str) -> set[str]:
 def chosen_by_data(data: PrepareSettings) -> Chosen:
     """Return the forms of rows that a data set's settings choose; all for `auto`."""
     forms = {data.format, *(source.format for source in data.sources.values() if source.format)}
-    if data.sources and all(source.format for source in data.sources.values()):
+    if data.path is None or (data.sources and all(source.format for source in data.sources.values())):
         forms.discard(data.format)
+    if data.selections:
+        forms.add("auto")  # the form that `select` writes
     return chosen_by_forms(forms)
 
 

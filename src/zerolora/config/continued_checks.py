@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from zerolora.config.grid_rules import location_of
 from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.config.resolve import models_by_source, run_sections
-from zerolora.config.run_objectives import teacher_of
+from zerolora.config.run_objectives import needs_reference, reference_adapter, reference_key, teacher_of
 from zerolora.config.schema import Config, Train
 from zerolora.config.section import Fault
 from zerolora.config.values import HUB_ADAPTERS, RUN_ADAPTER
@@ -47,6 +47,22 @@ def impossible_origin(config: Config, run: str) -> Iterable[Fault]:
         yield here, f"{shown(start)} is not a run's adapter; use one of {listed}"
     elif Path(start).is_relative_to(HUB_ADAPTERS) and Path(start).name not in config.fetch.adapter:
         yield here, f"{shown(start)} is not fetched; add {Path(start).name} to fetch.adapter"
+
+
+def impossible_reference(config: Config, run: str) -> Iterable[Fault]:
+    """Yield a reference that is no adapter of the project."""
+    if not needs_reference(config, run) or (adapter := reference_adapter(config, run)) is None:
+        return
+    here = location_of(config, run, "train", *reference_key(config, run))
+    if Path(adapter).is_relative_to("results"):
+        match = RUN_ADAPTER.fullmatch(adapter)
+        if match is None or match[1] not in config.all_runs:
+            listed = ", ".join(_other_adapters(config, run, [run]))
+            yield here, f"{shown(adapter)} is not a run's adapter; use start, or one of {listed}"
+        elif match[1] == run:
+            yield here, f"{run} would compare with itself; use start, or the name of an earlier run"
+    elif Path(adapter).is_relative_to(HUB_ADAPTERS) and Path(adapter).name not in config.fetch.adapter:
+        yield here, f"{shown(adapter)} is not fetched; add {Path(adapter).name} to fetch.adapter"
 
 
 def impossible_teacher(config: Config, run: str) -> Iterable[Fault]:

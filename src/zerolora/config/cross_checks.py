@@ -9,14 +9,20 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from zerolora.config.continued_checks import impossible_origin, impossible_teacher, unlike_origin
+from zerolora.config.continued_checks import (
+    impossible_origin,
+    impossible_reference,
+    impossible_teacher,
+    unlike_origin,
+)
 from zerolora.config.grid_rules import datasets_of, impossible_grids, location_of
 from zerolora.config.resolve import models_by_source, models_on_load, run_sections
 from zerolora.config.run_checks import impossible_run
-from zerolora.config.run_objectives import row_kinds, teacher_of
+from zerolora.config.run_objectives import holds_out, reference_adapter, row_kinds, teacher_of
 from zerolora.config.sample_checks import impossible_samples
 from zerolora.config.schema import AskedTask, Config, Prepare, Train, data_folders
 from zerolora.config.section import Fault
+from zerolora.config.selection_checks import impossible_selections
 from zerolora.config.user_files import settings_with_files, user_task, user_template
 from zerolora.config.values import HUB_ADAPTERS, RESERVED_RUNS
 from zerolora.data.formats import FORMS
@@ -57,10 +63,12 @@ def impossible(config: Config, before_first_trial: bool = False) -> Iterable[Fau
             yield location_of(config, name), f"results/{name}/ is used by another stage; choose another name"
         yield from unknown_data_set(config, name)
         yield from impossible_origin(config, name)
+        yield from impossible_reference(config, name)
         yield from impossible_teacher(config, name)
         yield from impossible_run(config, name)
         yield from unlike_origin(config, name)
     yield from impossible_samples(config)
+    yield from impossible_selections(config)
     if not _has_unknown_names(config):  # a misspelt name would be reported twice
         yield from unused_models(config)
         yield from unused_downloads(config)
@@ -188,8 +196,8 @@ def impossible_gate(config: Config) -> Iterable[Fault]:
         return
     if not config.evaluate.enabled:
         yield here, f"{shown(condition)} needs an evaluation; set evaluate.enabled: true, or remove the condition"
-    for name, data in config.prepare.items():
-        if not data.holds_out("test") and not data.holds_out("validation"):
+    for name in config.prepare:
+        if not holds_out(config, name, "test") and not holds_out(config, name, "validation"):
             text = f"0, and 0 test rows, but evaluate.fail_if, {shown(condition)}, judges them; use 1 or more"
             yield ("prepare", name, "split", "validation"), text
     gate = parse(condition)
@@ -209,7 +217,7 @@ def _metrics_of(config: Config, name: str) -> list[str]:
     example = registered.example
     task = registered.configured(example.settings)
     row = {"question": example.question, "expected": example.expected, "prompt": 1}
-    kind = next(iter(row_kinds(config, name)), "texts")
+    kind = next(iter(row_kinds(config, config.prepare[name].held_out or name)), "texts")
     preference = {"pairs": OF_PAIRS, "labelled": OF_LABELLED}.get(kind, ())
     return ["loss", *task.metrics([task.judge(row, example.right)]), *preference]
 
@@ -271,7 +279,7 @@ def unused_models(config: Config) -> Iterable[Fault]:
 
 def unused_downloads(config: Config) -> Iterable[Fault]:
     """Yield data that no data set or task reads, and adapters that no run continues from."""
-    paths = [Path(data.path) for data in config.prepare.values()]
+    paths = [Path(path) for data in config.prepare.values() for path in data.reads]
     paths += [Path(task.path) for task in config.tasks.rows.values()]
     for fetched, where in data_folders(config.fetch).items():
         group, _, name = fetched.partition(".")
@@ -280,6 +288,7 @@ def unused_downloads(config: Config) -> Iterable[Fault]:
             text = f"no data set's path is {folder} or inside it; use it in prepare, or remove it"
             yield ("fetch", group, name), text
     starts = {run.train.get("from_adapter") for run in config.continued.values()}
+    starts |= {reference_adapter(config, name) for name in config.all_runs}
     starts |= {teacher.adapter for run in config.all_runs if (teacher := teacher_of(config, run))}
     for name in config.fetch.adapter:
         if (path := f"{HUB_ADAPTERS}/{name}") not in starts:
@@ -291,8 +300,8 @@ def unused_data_sets(config: Config) -> Iterable[Fault]:
     """Yield data sets that no run or search is trained on, and whose prompts no sample asks."""
     used = {run.dataset for run in config.all_runs.values()}
     used |= {name for search in config.searches.values() for name in datasets_of(search)}
-    used |= config.sampled_data
+    used |= config.sampled_data | {data.held_out for data in config.prepare.values() if data.held_out}
     for name in config.prepare:
         if name not in used:
-            text = "no run or sample uses this data set; name it in the dataset of one, or remove it"
+            text = "no run or sample uses this data set; name it in the dataset of one, in held_out, or remove it"
             yield ("prepare", name), text

@@ -12,9 +12,11 @@ from pydantic import ValidationError
 
 from zerolora.config.cross_checks import impossible
 from zerolora.config.grid_rules import location_of
+from zerolora.config.made_files import made_folders
 from zerolora.config.mistakes import located
 from zerolora.config.overrides import RunOverrides, SourcedValues
-from zerolora.config.schema import Config, data_folders
+from zerolora.config.run_objectives import needs_reference, reference_adapter, reference_key
+from zerolora.config.schema import Config
 from zerolora.config.shorthands import ShorthandError, WrittenOut, written_out
 from zerolora.config.studies import read_study
 from zerolora.config.values import HUB_ADAPTERS
@@ -55,8 +57,13 @@ def load(path: Path, *, before_first_trial: bool = False, over: RunOverrides = N
         config = Config.model_validate(value)
     except ValidationError as error:
         found = located(error, value)
-        some = [line(each.location, each.text(out.origin(each.location))) for each in found[:SHOWN]]
-        raise UserError(_some(some, len(found))) from None
+        texts: dict[str, None] = {}
+        for number, each in enumerate(found):
+            if len(texts) == SHOWN:
+                raise UserError(_some([*texts], SHOWN + len(found) - number)) from None
+            # Entries of one shorthand have the same text.
+            texts[line(each.location, each.text(out.origin(each.location)))] = None
+        raise UserError("\n".join(texts)) from None
     for location, each in _leaves(value):
         if isinstance(each, float) and not math.isfinite(each):  # in mappings with free keys, e.g. check_settings
             raise UserError(line(location, "is not finite; use a finite number, as in 2e-4"))
@@ -71,25 +78,27 @@ def load(path: Path, *, before_first_trial: bool = False, over: RunOverrides = N
 def check_files(path: Path, config: Config, over: RunOverrides = NOTHING) -> None:
     """Check that both engines can track the files that the config in `path` names.
 
-    Raises UserError with one line per mistake: a data set that is neither local nor fetched, or a file name that
-    Snakemake would take for a pattern.
+    Raises UserError with one line per mistake: a data set that is neither local nor made by a stage, or a file name
+    that Snakemake would take for a pattern.
     """
-    fetched = [Path(folder) for folder in data_folders(config.fetch).values()]
+    made = made_folders(config)
     roots: dict[tuple[str, ...], Path] = {}
     mistakes: dict[tuple[str, ...], str] = {}
-    roots |= {("prepare", name, "path"): Path(data.path) for name, data in config.prepare.items()}
+    roots |= {("prepare", name, "path"): Path(data.path) for name, data in config.prepare.items() if data.path}
     roots |= {("tasks", "rows", name, "path"): Path(task.path) for name, task in config.tasks.rows.items()}
     for location, data in roots.items():
-        is_fetched = any(folder.is_relative_to(data) or data.is_relative_to(folder) for folder in fetched)
-        if not is_fetched and not data.exists():
+        if not data.exists() and not any(each.concerns(data) for each in made):
             text = "there is no such file or directory; correct the path, or bring the data (`dvc pull`, fetch.data)"
             mistakes[location] = f"{shown(str(data))}: {text}"
     for name, run in config.all_runs.items():
-        if not config.is_continued(name):
-            continue
-        start = Path(run.train["from_adapter"])
-        if not start.is_relative_to("results") and not start.is_relative_to(HUB_ADAPTERS):
-            here = location_of(config, name, "train", "from_adapter")
+        adapters: dict[tuple[str, ...], Any] = {("from_adapter",): run.train.get("from_adapter")}
+        if needs_reference(config, name) and (reference := reference_adapter(config, name)) not in adapters.values():
+            adapters[reference_key(config, name)] = reference
+        for key, adapter in adapters.items():
+            start = Path(str(adapter or "results"))
+            if start.is_relative_to("results") or start.is_relative_to(HUB_ADAPTERS):
+                continue
+            here = location_of(config, name, "train", *key)
             roots[here] = start
             if not start.is_dir():
                 mistakes[here] = f"{shown(str(start))}: there is no such directory; give the directory of an adapter"

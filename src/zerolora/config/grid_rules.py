@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from zerolora.config.grids import mistakes, repeated
 from zerolora.config.known_keys import instead
 from zerolora.config.objective_sections import ObjectiveSections
+from zerolora.config.run_objectives import holds_out
 from zerolora.config.schema import Config, Grid, Overrides, Range, RunSections, Search, with_values
 from zerolora.config.section import Section
 from zerolora.config.values import RESERVED_RUNS, SHARED_SECTIONS, Name
@@ -47,7 +48,7 @@ def impossible_grids(config: Config) -> Iterable[Mistake]:
 
 def _impossible_search(config: Config, owner: str, search: Search) -> Iterable[Mistake]:
     for name in map(str, datasets_of(search)):
-        if name in config.prepare and not config.prepare[name].holds_out("validation"):
+        if name in config.prepare and not holds_out(config, name, "validation"):
             text = f"compares validation losses, but {name} has no validation rows; set its split.validation"
             yield ("searches", owner), text
     for key in search.over:

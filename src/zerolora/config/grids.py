@@ -167,6 +167,7 @@ RENDER = (
 REFERENCE = (
     *("dataset", "hardware.device", "hardware.gpu", "hardware.compute_capability"),
     *(f"train.{key}" for key in ("method", "quantization", "precision", "from_adapter")),
+    *(f"train.{objective}.reference" for objective in ("dpo", "ipo", "kto")),
 )
 """Those that `reference` or its inputs depend on."""
 

@@ -1,7 +1,7 @@
 """The settings of the objectives: sections of `train` in the config.
 
 In the formulas, c and r are the log-probabilities of the chosen and of the rejected answer, summed over their n+ and n-
-tokens, C and R those under the model that training starts from, and s is the sigmoid.
+tokens, C and R those under the reference, and s is the sigmoid.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from zerolora.config.section import Fault, Section
+from zerolora.config.section import Fault, Section, Text
 from zerolora.config.values import HUB_ADAPTERS, RUN_ADAPTER, is_fetched
 from zerolora.errors import shown
 from zerolora.registries import with_sections
@@ -36,7 +36,19 @@ class Sft(ObjectiveSection):
     long row weigh less, as in tools that average a micro-batch of one row."""
 
 
-class Dpo(ObjectiveSection):
+START = "start"
+"""The reference that is the model that training starts from."""
+
+
+class WithReference(ObjectiveSection):
+    """The settings of an objective that compares with a reference."""
+
+    reference: Text = START
+    """The model that training is compared with: start = the one that it starts from; the name of a run, or the
+    directory of an adapter = that one, e.g. the first of several rounds."""
+
+
+class Dpo(WithReference):
     """Direct preference optimization (arXiv 2305.18290), of D = (c - C) - (r - R)."""
 
     loss: Literal["sigmoid", "robust", "hinge", "length_normalized"] = "sigmoid"
@@ -44,7 +56,7 @@ class Dpo(ObjectiveSection):
     2403.00409); hinge = max(0, 1 - beta D) (arXiv 2305.10425); length_normalized = sigmoid of
     (c - C) / n+ - (r - R) / n- (arXiv 2411.15124), which needs a beta of 2 or more."""
     beta: PositiveFloat = 0.1
-    """Strength of the bond to the model that training starts from; a lower value allows larger changes."""
+    """Strength of the bond to the reference; a lower value allows larger changes."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """For robust: the share of pairs whose answers are exchanged."""
     sft_weight: Weight = 1.0
@@ -61,7 +73,7 @@ class Dpo(ObjectiveSection):
             yield ("label_smoothing",), text
 
 
-class Ipo(ObjectiveSection):
+class Ipo(WithReference):
     """IPO (arXiv 2310.12036): ((c - C) / n+ - (r - R) / n- - 1 / (2 beta))^2."""
 
     beta: PositiveFloat = 0.1
@@ -92,13 +104,13 @@ class Orpo(ObjectiveSection):
     """Compute the cross-entropy over the prompts' tokens too, as TRL does."""
 
 
-class Kto(ObjectiveSection):
+class Kto(WithReference):
     """KTO (arXiv 2402.01306), of answers that are each desirable or not: 1 - s(beta (d - z)) for a desirable and
-    1 - s(beta (z - d)) for an undesirable answer, with d the change of its log-probability since the start, and z the
-    mean change of other rows' answers in the global batch, at least 0."""
+    1 - s(beta (z - d)) for an undesirable answer, with d the change of its log-probability from the reference, and z
+    the mean change of other rows' answers in the global batch, at least 0."""
 
     beta: PositiveFloat = 0.1
-    """Strength of the bond to the model that training starts from; a lower value allows larger changes."""
+    """Strength of the bond to the reference; a lower value allows larger changes."""
     desirable_weight: Weight = 1.0
     """Weight of desirable answers. The paper recommends weights whose ratio makes up for unequal numbers of both."""
     undesirable_weight: Weight = 1.0

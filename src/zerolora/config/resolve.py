@@ -21,12 +21,19 @@ from zerolora.config.compared import compared
 from zerolora.config.grids import SEED, SHARED_STAGES
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.objective_sections import ObjectiveSections
-from zerolora.config.run_objectives import Teacher, needs_reference, row_kinds, teacher_of
-from zerolora.config.schema import Config, Fetch, Hardware, PackageModel, RunSections
+from zerolora.config.run_objectives import (
+    Teacher,
+    holds_out,
+    needs_reference,
+    reference_adapter,
+    row_kinds,
+    teacher_of,
+)
+from zerolora.config.schema import MOST_READ, Config, Fetch, Hardware, PackageModel, RunSections
 from zerolora.config.section import Section
 from zerolora.config.settings import EstimateSettings, RenderSettings, Resolved, RunSettings
 from zerolora.config.user_files import harness_files, settings_with_files, user_task, user_template
-from zerolora.config.values import NO_TRACKER, USER_CONFIG
+from zerolora.config.values import JUDGE, NO_TRACKER, USER_CONFIG
 from zerolora.errors import UserError
 from zerolora.evaluate.tasks import TASKS
 from zerolora.files import MANIFEST, as_json, describe, staged_directory, write_text
@@ -93,7 +100,7 @@ def _resolve(config: Config) -> Resolved:
         },
         evaluate={
             name: stages.EvaluateSettings(
-                **_evaluation(config, data), **_check(data), device=_base_device(config, name)
+                **_evaluation(config, name), **_check(data), device=_base_device(config, name)
             )
             for name, data in config.prepare.items()
         },
@@ -115,7 +122,7 @@ def _resolve(config: Config) -> Resolved:
             },
         },
         samples={name: _sample(config, name) for name in config.samples},
-        selections=config.selections,
+        selections={name: _selection(config, name) for name in config.selections},
         judge=config.judge,
         runs={name: stages_of(config, name) for name in config.all_runs},
         compare=stages.CompareSettings(runs=_compared(config)),
@@ -152,6 +159,8 @@ def texts(values: Mapping[str, Any], shared: Mapping[str, Any], codes: Codes) ->
         for group in ("fetch", "tasks")  # dependencies of stages in dvc.yaml (runs_file.py)
         for name, settings in values[group].items()
     }
+    # What an entry of dvc.yaml without a file depends on in its place.
+    named |= {f"nothing/{number}.json": as_json({}) for number in range(MOST_READ)}
     common = {section: value for section, value in values.items() if section != "runs"} | {"code": codes.named}
     return as_json(common), named
 
@@ -201,13 +210,16 @@ def shared_settings(runs: Mapping[str, RunSettings]) -> dict[str, dict[str, Any]
 
 def _compared(config: Config) -> dict[str, dict[str, Any]]:
     """Return what sets each run apart from others, by dotted key: its overrides, with its data set and its seed where
-    not all runs have the same."""
+    not all runs have the same, and the data set whose held-out rows it is evaluated on if that is another one."""
     runs = dict(sorted(config.all_runs.items()))
     result = {}
     datasets = {run.dataset for run in runs.values()}
     seeds = {name: run.train.get("seed", config.train.seed) for name, run in runs.items()}
     for name, run in runs.items():
         own = {"dataset": run.dataset} if len(datasets) > 1 else {}
+        data = config.prepare.get(run.dataset)
+        if data and data.held_out:
+            own["held_out"] = data.held_out
         own |= _dotted({section: getattr(run, section) for section in RunSections.model_fields})
         result[name] = own | ({SEED: seeds[name]} if len({*seeds.values()}) > 1 else {})
     return result
@@ -223,13 +235,13 @@ def _dotted(values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _evaluation(config: Config, data: schema.Prepare | None) -> dict[str, Any]:
+def _evaluation(config: Config, name: str) -> dict[str, Any]:
     """Return the evaluation settings common to base and fine-tuned models; without test rows, of validation rows;
     without these, of none."""
     result = config.evaluate.model_dump(exclude={"fail_if", "unmerged"})
-    if data is None or data.holds_out("test"):
+    if name not in config.prepare or holds_out(config, name, "test"):
         return result
-    return result | ({"split": "validation"} if data.holds_out("validation") else {"enabled": False})
+    return result | ({"split": "validation"} if holds_out(config, name, "validation") else {"enabled": False})
 
 
 def _base_device(config: Config, dataset: str) -> Device:
@@ -246,6 +258,23 @@ def _sample(config: Config, name: str) -> stages.SampleSettings:
     else:
         device = "cpu" if section.of.served else _base_device(config, dataset)
     return stages.SampleSettings(**section.model_dump(exclude={"dataset"}), dataset=dataset, device=device)
+
+
+def _selection(config: Config, name: str) -> stages.SelectSettings:
+    """Return the settings of a selection: without a check of its own, with that of the data set that was sampled."""
+    section = config.selections[name]
+    data = config.prepare.get(config.prompts_of(section.samples)) if section.samples in config.samples else None
+    own = section.model_dump(exclude={*CHECK})
+    if section.check == JUDGE:
+        unread = {key: schema.Judge.model_fields[key].default for key in ("questions", "max_new_tokens", "seed")}
+        return stages.SelectSettings(**own, check=JUDGE, judge=config.judge.model_copy(update=unread))
+    check: dict[str, Any] = {"check": schema.Prepare.model_fields["check"].default}
+    if section.check is not None:
+        settings = settings_with_files(section.check_settings)
+        check = {"check": section.check, "check_settings": settings, "check_source": user_task(section.check)}
+    elif data is not None:
+        check = _check(data)
+    return stages.SelectSettings(**own, **check)
 
 
 def _check(section: schema.Prepare | schema.AskedTask) -> dict[str, Any]:
@@ -332,7 +361,8 @@ def stages_of(config: Config, run: str) -> RunSettings:
     capacity = settings.pack.capacity or (data.max_length if data else None)
     if data and not settings.pack.capacity and OBJECTIVES[train.objective].rows == "pairs":
         capacity = 2 * data.max_length  # both sequences of a pair are in a packed row
-    evaluation, referenced, teacher = _evaluation(config, data), needs_reference(config, run), teacher_of(config, run)
+    evaluation = _evaluation(config, config.all_runs[run].dataset)
+    referenced, teacher = needs_reference(config, run), teacher_of(config, run)
     without = {name: "" for name, needed in (("referenced", referenced), ("taught", teacher)) if not needed}
     return RunSettings(
         dataset=config.all_runs[run].dataset,
@@ -354,7 +384,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
             merged=settings.merge.enabled or not TRAINABLE[train.method].quantizes(),
             packages=dict(_packages(train)),
         ),
-        reference=_reference(train, memory) if referenced else None,
+        reference=_reference(train, memory, reference_adapter(config, run)) if referenced else None,
         teacher=_teacher(train, teacher, memory) if teacher else None,
         train=stages.TrainSettings(
             **_training(train),
@@ -422,13 +452,13 @@ def _validation_task(name: str, task: schema.AskedTask) -> stages.ValidationTask
     return result.model_copy(update={**_check(task), "max_new_tokens": task.max_new_tokens, "until": task.until})
 
 
-def _reference(train: schema.Train, memory: Mapping[str, Any]) -> stages.ReferenceSettings:
+def _reference(train: schema.Train, memory: Mapping[str, Any], adapter: str | None) -> stages.ReferenceSettings:
     """Return the settings of `reference`: those that the log-probabilities depend on."""
     return stages.ReferenceSettings(
         device=memory["device"],
         precision=memory["precision"],
         quantization=train.quantization if TRAINABLE[train.method].quantizes() else None,
-        from_adapter=train.from_adapter,
+        from_adapter=adapter,
     )
 
 

@@ -17,6 +17,7 @@ from zerolora.config.resolve import (
     user_config,
     with_overrides,
 )
+from zerolora.config.run_objectives import holds_out
 from zerolora.config.schema import Config, Hardware, Prepare, RunSections, Train
 from zerolora.config.section import Fault
 from zerolora.config.settings import RenderSettings
@@ -54,8 +55,9 @@ def _faults(config: Config, run: str, settings: RunSections) -> Iterable[Fault]:
     yield from loss_of_whole_rows(train)
     yield from _of_train(train.faults_of_offload())
     yield from _of_train(train.faults_of_validation())
-    yield from validation_without_rows(train, data)
-    yield from impossible_validation_tasks(config, train, data)
+    validates = data is None or holds_out(config, config.all_runs[run].dataset, "validation")
+    yield from validation_without_rows(train, validates)
+    yield from impossible_validation_tasks(config, train, validates)
     yield from impossible_kernels(settings.hardware, train)
     yield from impossible_compile(train)
     yield from weights_of_another_engine(settings.render.strategy, train)
@@ -120,14 +122,14 @@ def loss_of_whole_rows(train: Train) -> Iterable[Fault]:
         yield ("train", "sequence_parallel"), text
 
 
-def validation_without_rows(train: Train, data: Prepare | None) -> Iterable[Fault]:
-    """Yield validation on a data set without validation rows."""
-    if train.validation_steps and data and not data.holds_out("validation"):
+def validation_without_rows(train: Train, validates: bool) -> Iterable[Fault]:
+    """Yield validation on a data set without validation rows, unless it `validates`."""
+    if train.validation_steps and not validates:
         text = f"{train.validation_steps}, but the data set has no validation rows; set its split.validation"
         yield ("train", "validation_steps"), f"{text}, or remove it"
 
 
-def impossible_validation_tasks(config: Config, train: Train, data: Prepare | None) -> Iterable[Fault]:
+def impossible_validation_tasks(config: Config, train: Train, validates: bool) -> Iterable[Fault]:
     """Yield validation tasks that are unknown, or that cannot run during training."""
     rows, key = config.tasks.rows, ("train", "validation_tasks")
     asked = [name for name, task in rows.items() if task.check not in TASKS or TASKS[task.check].ask != "loss"]
@@ -148,7 +150,7 @@ def impossible_validation_tasks(config: Config, train: Train, data: Prepare | No
             yield key, f"{text}; set sequence_parallel: 1, or remove it here"
         elif name in ("loss", *OBJECTIVES[train.objective].of(train).metrics):
             yield key, f"{name}_validation is a column of loss.csv already; give the task another name"
-    if train.validation_tasks and data and not data.holds_out("validation"):
+    if train.validation_tasks and not validates:
         yield key, "the data set has no validation rows; set its split.validation, or remove the tasks"
 
 

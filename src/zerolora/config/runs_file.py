@@ -12,15 +12,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zerolora.config.run_objectives import needs_reference, teacher_of
-from zerolora.config.schema import MOST_VALIDATION_TASKS, Config
+from zerolora.config.run_objectives import needs_reference, reference_adapter, teacher_of
+from zerolora.config.schema import MOST_READ, MOST_VALIDATION_TASKS, Config, Prepare
+from zerolora.config.stages import STAGES
 from zerolora.errors import UserError
-from zerolora.files import write_text
+from zerolora.files import MANIFEST, write_text
 
 Names = dict[str, dict[str, Any]]
 RUNS = Path("config/runs.yaml")
 DATA_FILES = ("dropped.jsonl", "lengths.csv", "mask.html")
 assert len(DATA_FILES) == MOST_VALIDATION_TASKS
+assert sum("item.reads" in path for path in STAGES["prepare"].reads) == MOST_READ
+NOTHING = "results/settings/nothing"
+"""Directory of files that never change."""
 HEAD = """\
 # What dvc.yaml has a stage for, each with the files that it reads. Written by Snakemake, by the stage resolve and by
 # `zerolora expand`: edit config/config.yaml, not this file.
@@ -50,7 +54,10 @@ def _groups(config: Config) -> dict[str, Names]:
         names = shared._asdict()
         names["referenced"], reference = names["referenced"] * (needed := needs_reference(config, name)), ""
         if needed:
-            referenced[shared.referenced] = {"dataset": run.dataset, "start": start}
+            referenced[shared.referenced] = {
+                "dataset": run.dataset,
+                "start": reference_adapter(config, name) or f"{data}/stats.json",
+            }
             reference = f"results/{shared.referenced}/reference/manifest.json"
         names["taught"] *= (teacher := teacher_of(config, name)) is not None
         if teacher:
@@ -94,7 +101,7 @@ def _groups(config: Config) -> dict[str, Names]:
         "hub_data": {name: {} for name in fetch.data},
         "package_data": {name: {} for name in fetch.package_data},
         "adapters": {name: {} for name in fetch.adapter},
-        "prepare": {name: {"path": data.path, "model": data.model} for name, data in config.prepare.items()},
+        "prepare": {name: {"model": data.model, "reads": _files_of(data)} for name, data in config.prepare.items()},
         "evaluated": evaluated,
         "packed": packed,
         "estimated": estimated,
@@ -111,6 +118,12 @@ def _groups(config: Config) -> dict[str, Names]:
             for name, each in config.selections.items()
         },
     }
+
+
+def _files_of(data: Prepare) -> list[str]:
+    """Return the files that a data set depends on, as many for each."""
+    files = [path if path == data.path else f"{path}/{MANIFEST}" for path in data.reads]
+    return files + [f"{NOTHING}/{number}.json" for number in range(len(files), MOST_READ)]
 
 
 def validation_tasks(config: Config, run: str) -> list[str]:

@@ -48,6 +48,7 @@ from zerolora.config.values import (
     MANY,
     NO_TRACKER,
     PACKAGE_DATA,
+    RUN_SECTIONS,
     UNKNOWN_LICENSE,
     AnyCheck,
     Check,
@@ -88,6 +89,10 @@ from zerolora.types import Dequantize, Kernels
 
 MOST_VALIDATION_TASKS = 3
 """Of a run: dvc.yaml has as many dependencies for them."""
+MOST_SELECTIONS = 3
+"""Of a data set, likewise."""
+MOST_READ = MOST_SELECTIONS + 2
+"""Files and directories of a data set: its own, those of selections, and the data set of its held-out rows."""
 
 
 class Hardware(Section):
@@ -311,8 +316,15 @@ class PrepareSection(Section):
 
     model: Name
     """Base model whose tokenizer and chat template to use; a name in `fetch`."""
-    path: Text
-    """Data file or directory. A directory is a single source unless `sources` lists several in it."""
+    path: Text | None = None
+    """Data file or directory. A directory is a single source unless `sources` lists several in it. Not needed with
+    `selections`."""
+    selections: Annotated[list[Name], Field(max_length=MOST_SELECTIONS)] = []
+    """Rows to train on that `selections` keeps of sampled answers, each a source of its own; at most 3
+    (docs/selection.md)."""
+    held_out: Name | None = None
+    """Another data set, whose validation and test rows are those of this one too. Nothing equal to them or near them is
+    trained on."""
     format: Format = "auto"
     """Row format (docs/data.md); auto = detect it from the fields."""
     columns: Annotated[dict[RowField, str], COLUMNS] = {}
@@ -337,7 +349,7 @@ class PrepareSection(Section):
     it in `where`, or move it to `ignore`. Must be empty to prepare."""
     sources: dict[str, Source] = {}
     """Files, directories or glob patterns (data/train-*) relative to `path`, each with the keys in which it differs
-    from the data set."""
+    from the data set; also names in `selections`, with weight, rows or at_most."""
     at_most: SomeRows | None = None
     """Read at most this many rows of each source, or this share of them, e.g. 0.2, in file order."""
     template: TemplateName = "chat"
@@ -369,8 +381,8 @@ class PrepareSection(Section):
     loss: Literal["assistant", "last", "everything"] | Annotated[list[Role], Field(min_length=1)] = "assistant"
     """Supervised turns: all assistant turns, only the last assistant turn, everything, or the turns of a list of
     roles."""
-    split: Split
-    """Number of validation and test rows."""
+    split: Split = Split.model_construct(validation=0, test=0)
+    """Number of validation and test rows. Required without `held_out`."""
     seed: Seed = 42
     """Seed for splitting rows and for drawing rows from each source."""
     max_length: Positive = 512
@@ -413,8 +425,29 @@ class PrepareSection(Section):
                 )
         return self
 
+    @property
+    def title(self) -> str:
+        """What its rows are called in a message."""
+        return self.path or f"the selections {', '.join(self.selections)}"
+
+    @property
+    def reads_rows(self) -> list[str]:
+        """Paths of the rows that it tokenizes: its own files, and those of selections."""
+        paths = [self.path] if self.path else []
+        return [*paths, *(f"results/selections/{name}" for name in self.selections)]
+
+    @property
+    def reads(self) -> list[str]:
+        """Paths of all that it reads: also the data set of its held-out rows."""
+        return [*self.reads_rows, *([f"results/data/{self.held_out}"] if self.held_out else [])]
+
+    @property
+    def sources_in_path(self) -> dict[str, Source]:
+        """The entries of `sources` that are below `path`."""
+        return {name: source for name, source in self.sources.items() if name not in self.selections}
+
     def holds_out(self, split: str) -> bool:
-        """Return whether there are rows of this split, validation or test."""
+        """Return whether there are own rows of this split, validation or test."""
         return bool(getattr(self.split, split)) or any(source.split == split for source in self.sources.values())
 
     def faults(self) -> Iterator[Fault]:
@@ -423,12 +456,48 @@ class PrepareSection(Section):
         for key in ("add_special_tokens", "add_tokens"):
             if twice := next((token for token in getattr(self, key) if added.count(token) > 1), None):
                 yield (key,), f"{shown(twice)} occurs twice; list it once"
+        yield from self._faults_of_selections()
+        yield from self._faults_of_held_out()
         weighed = any(source.weight for source in self.sources.values())
         for name, source in self.sources.items():
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 yield ("sources", name), f"leads out of {self.path}; name a file or folder below it"
             for inner, text in source.faults(others_have_weights=weighed):
                 yield ("sources", name, *inner), text
+
+    def _faults_of_selections(self) -> Iterator[Fault]:
+        """Yield missing rows, and keys that exclude `selections`."""
+        if self.path is None and not self.selections:
+            yield ("path",), "is missing; add it, or selections (`zerolora keys prepare.NAME.path` explains it)"
+        if "split" not in self.model_fields_set and self.held_out is None:
+            yield ("split",), "is missing; add it, or held_out (`zerolora keys prepare.NAME.split` explains it)"
+        if twice := next((name for name in self.selections if self.selections.count(name) > 1), None):
+            yield ("selections",), f"{twice} occurs twice; list it once"
+        if self.path is None and (other := next(iter(self.sources_in_path), None)):
+            yield ("sources", other), "is not in selections, and there is no path; set path, or remove it"
+        for name in self.selections:
+            entry = self.sources.get(name, Source.model_construct())
+            if other := next((key for key, value in entry if key not in DRAWN and value != _DEFAULTS[key]), None):
+                text = "has no effect on selected rows, which are read as `select` writes them, and trained on"
+                yield ("sources", name, other), f"{text}; remove it"
+
+    def _faults_of_held_out(self) -> Iterator[Fault]:
+        """Yield held-out rows that are the model's own answers, or that are there beside those of `held_out`."""
+        own: list[tuple[tuple[str, ...], Any]] = [(("split", split), rows) for split, rows in self.split if rows]
+        if self.held_out is not None:
+            own += [(("sources", name, "split"), source.split) for name, source in self.sources.items() if source.split]
+            for key, value in own:
+                if value != "train":
+                    yield key, f"{value}, but the held-out rows are those of {self.held_out}; remove it"
+        elif self.path is None:
+            for key, value in own:
+                text = f"{value} rows would be the model's own answers; set held_out to the data set that was sampled"
+                yield key, f"{text}, and remove split"
+
+
+DRAWN = ("weight", "rows", "at_most")
+"""The keys of an entry of `sources` that a selection may have."""
+_DEFAULTS = {name: field.get_default(call_default_factory=True) for name, field in Source.model_fields.items()}
 
 
 class Prepare(PrepareSection):
@@ -844,6 +913,9 @@ class Overrides(Section):
     """Overrides of `report`."""
 
 
+assert {*RUN_SECTIONS} == Overrides.model_fields.keys()
+
+
 class Repeated(Overrides):
     """A run or a grid, which may be trained several times."""
 
@@ -926,6 +998,23 @@ SearchValues = Annotated[
 ]
 
 
+class Rounds(Repeated):
+    """Rounds of sampling, selecting and training; in the file short for an entry NAME-roundN of `samples`,
+    `selections`, `prepare` and `continued` for each (round_entries.py). The overrides are over those of the run."""
+
+    of: Name
+    """The run to begin with; one of `runs` or `continued`. Each round samples the run of the round before, and
+    continues its adapter."""
+    rounds: Annotated[int, Field(ge=1, le=20)]
+    """Number of rounds."""
+    samples: dict[str, Any] = {}
+    """Keys of the entries of `samples`, e.g. {n: 8}. The prompts are those of the data set of the run."""
+    selections: dict[str, Any] = {}
+    """Keys of the entries of `selections`, e.g. {keep: pairs}."""
+    prepare: dict[str, Any] = {}
+    """Keys of the entries of `prepare`, over those of the data set of the run."""
+
+
 class Search(Overrides):
     """Runs whose values an optimizer chooses. The other keys apply to all its runs."""
 
@@ -966,7 +1055,7 @@ class Data(Prepare):
     model: Name | None = None  # type: ignore[assignment]
     """A name in `fetch`. Default: the config's `model`."""
     split: Split | None = None  # type: ignore[assignment]
-    """Number or share of validation and test rows. Default: 0.05 each."""
+    """Number or share of validation and test rows. Default: 0.05 each, without `held_out`."""
 
 
 def _of_the_file(schema: dict[str, Any]) -> None:
@@ -1023,6 +1112,8 @@ class Config(Section):
     """Runs that continue from an adapter (train.from_adapter), by name."""
     grids: dict[Name, Grid] = {}
     """Grids of runs by name (docs/grids.md)."""
+    rounds: dict[Name, Rounds] = {}
+    """Rounds of sampling, selecting and training by name (docs/selection.md)."""
     searches: dict[Name, Search] = {}
     """Hyperparameter searches for the lowest validation loss, by name (docs/grids.md)."""
 
@@ -1110,6 +1201,14 @@ class Config(Section):
         section = self.samples[sample]
         run = self.all_runs.get(section.of.run or "")
         return section.dataset or (run.dataset if run else "")
+
+    @functools.cached_property
+    def used_data(self) -> frozenset[str]:
+        """The data sets that runs are trained on, that samples ask, and whose held-out rows are those of another."""
+        used = {*(run.dataset for run in self.all_runs.values()), *self.sampled_data} & self.prepare.keys()
+        while others := {str(self.prepare[name].held_out) for name in used} & self.prepare.keys() - used:
+            used |= others
+        return frozenset(used)
 
     @functools.cached_property
     def sampled_data(self) -> frozenset[str]:

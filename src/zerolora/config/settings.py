@@ -11,8 +11,17 @@ from zerolora.config import schema
 from zerolora.config.method_sections import Expression, MethodSections, Quantization
 from zerolora.config.sample_sections import SampleSection
 from zerolora.config.section import AlwaysCompared, Section
-from zerolora.config.selection_sections import Selection
-from zerolora.config.values import AnyCheck, Check, Epochs, ObjectiveName, OptimizerName, StepsOrShare
+from zerolora.config.selection_sections import SelectionSection
+from zerolora.config.values import (
+    AnyCheck,
+    Check,
+    Epochs,
+    Name,
+    ObjectiveName,
+    OptimizerName,
+    SelectionCheck,
+    StepsOrShare,
+)
 from zerolora.types import Attention, Device, EngineName, Kernels, Precision, RowKind
 
 
@@ -160,7 +169,7 @@ class ReferenceSettings(Section):
     quantization: Quantization | None = None
     """Quantization of the base model; None for the weights as they are."""
     from_adapter: str | None = None
-    """Adapter directory that training starts from."""
+    """Directory of its adapter, by default the one that training starts from; None for the base model."""
 
 
 class TeacherSettings(Section):
@@ -315,10 +324,20 @@ class SampleSettings(SampleSection):
     device: Device = "cpu"
 
 
-SelectSettings = Selection
-"""Settings of `select`."""
 JudgeSettings = schema.Judge
 """Settings of `judge`."""
+
+
+class SelectSettings(SelectionSection):
+    """Settings of `select`."""
+
+    samples: Name
+    """Name of the answers to select from."""
+    check: SelectionCheck
+    check_source: str | None = None
+    """Text of the file that `check` names; None for a task of the registry and for judge."""
+    judge: JudgeSettings | None = None
+    """The judge, with check: judge."""
 
 
 class ReportSettings(schema.Report):
@@ -351,7 +370,8 @@ class CompareSettings(Section):
     """Settings of `compare`."""
 
     runs: dict[str, dict[str, Any]]
-    """Overrides of each run by dotted key, sorted by run; also `dataset` and `train.seed` if they differ."""
+    """Overrides of each run by dotted key, sorted by run; also `dataset` and `train.seed` if they differ, and
+    `held_out` of its data set."""
 
 
 class RunSettings(schema.PassedSections):

@@ -1,4 +1,4 @@
-"""The config's shorthands: `model`, `data`, and no `hardware`.
+"""The config's shorthands: `model`, `data`, `rounds` (round_entries.py), and no `hardware`.
 
     model: Qwen/Qwen2.5-0.5B-Instruct@COMMIT   # an entry of fetch.hub; a directory: of fetch.directory
     data: rows.jsonl                           # an entry of prepare, and a run of it unless there are others
@@ -11,6 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zerolora.config.round_entries import entries_of
 from zerolora.config.values import LONGEST_NAME, REPETITIVE, RESERVED_RUNS
 from zerolora.errors import shown
 
@@ -67,6 +68,9 @@ def written_out(values: dict[str, Any]) -> WrittenOut:
         if not owners:
             result.values["runs"] = {name: {"dataset": name}}
             result.origins["runs", name] = ("data",)
+    for name, section in _named_mappings(result.values.get("rounds")):
+        for entry in entries_of(name, section, result.values):
+            _add(entry.location, entry.value, entry.origin, result)
     return result
 
 
@@ -100,7 +104,8 @@ def _data(value: Any, result: WrittenOut) -> str:
         text = "give a file or directory of rows, or the keys of an entry of prepare: {path: rows.jsonl, …}"
         raise ShorthandError(("data",), f"{shown(value)}: {text}")
     name = slug(Path(entry["path"]).stem, "rows", RESERVED_RUNS)
-    _add(("prepare", name), {"split": HELD_OUT, **entry}, ("data",), result)
+    split = {} if "held_out" in entry else {"split": HELD_OUT}
+    _add(("prepare", name), {**split, **entry}, ("data",), result)
     return name
 
 
@@ -120,4 +125,8 @@ def _add(location: Location, entry: dict[str, Any], origin: Location, result: Wr
 
 
 def _mappings(section: Any) -> list[dict[str, Any]]:
-    return [each for each in section.values() if isinstance(each, dict)] if isinstance(section, dict) else []
+    return [each for _, each in _named_mappings(section)]
+
+
+def _named_mappings(section: Any) -> list[tuple[str, dict[str, Any]]]:
+    return [each for each in section.items() if isinstance(each[1], dict)] if isinstance(section, dict) else []

@@ -169,9 +169,14 @@ STAGES = {
             "results/data/{dataset}/manifest.json",
             modules=("data.prepare",),
             settings="prepare.{dataset}",
-            files={"model": "resources/models/{model}/manifest.json", "output": "results/data/{dataset}"},
+            files={
+                "model": "resources/models/{model}/manifest.json",
+                "selections": "results/selections",
+                "datasets": "results/data",
+                "output": "results/data/{dataset}",
+            },
             foreach="prepare",
-            reads=("{item.path}", "resources/models/{model}"),
+            reads=(*(f"{{item.reads[{number}]}}" for number in range(5)), "resources/models/{model}"),
             writes=(
                 "results/data/{dataset}/dropped.jsonl",
                 "results/data/{dataset}/manifest.json",
@@ -240,7 +245,7 @@ STAGES = {
         ),
         Stage(
             "reference",
-            "Compute the log-probabilities of the answers under the model that training starts from.",
+            "Compute the log-probabilities of the answers under the model that training starts from, or another.",
             "results/{referenced}/reference/manifest.json",
             modules=("evaluate.reference_log_probabilities",),
             settings="shared.{referenced}.reference",
@@ -485,11 +490,20 @@ STAGES = {
             files={
                 "data": "results/data/{dataset}",
                 "samples": "results/samples/{sample}",
+                "work": "work/select/{selection}",
                 "output": "results/selections/{selection}",
             },
             foreach="selections",
-            reads=("results/data/{dataset}/prompts.arrow", "results/samples/{sample}/manifest.json"),
-            writes=("results/selections/{selection}/manifest.json", "results/selections/{selection}/rows.jsonl"),
+            reads=(
+                "results/data/{dataset}/manifest.json",
+                "results/data/{dataset}/prompts.arrow",
+                "results/samples/{sample}/manifest.json",
+            ),
+            writes=(
+                "results/selections/{selection}/manifest.json",
+                "results/selections/{selection}/rows.jsonl",
+                "results/selections/{selection}/select.html",
+            ),
             metrics=("results/selections/{selection}/metrics.json",),
             rule_file=PLAIN,
         ),

@@ -33,7 +33,11 @@ RUN_ADAPTER = re.compile(r"results/([^/]+)/adapter/?")  # of a run
 RESERVED_RUNS = ("base", "compare", "data", "logs", "samples", "selections", "settings", "tasks")
 MANY = Field(min_length=1)
 NO_TRACKER = "none"
+JUDGE = "judge"
+"""The check of a selection by the model of the section `judge`."""
 UNKNOWN_LICENSE = "unknown"
+RUN_SECTIONS = ("hardware", "pack", "estimate", "render", "train", "merge", "export", "report")
+"""Sections that a run overrides."""
 SHARED_SECTIONS = ("fetch", "prepare", "evaluate", "tasks", "judge")
 Names = Iterable[str] | Callable[[], Iterable[str]]
 """Names, or what returns them. Registries are imported only to check a value, since some import the config."""
@@ -106,6 +110,10 @@ def _all(group: str, *more: str) -> Names:
 
 def _generated() -> Iterable[str]:
     return [name for name, task in entries("tasks").items() if task.ask == "generate"]
+
+
+def _generated_or_judge() -> Iterable[str]:
+    return *_generated(), JUDGE
 
 
 LEFT_TO_THE_MODEL = ("command-r", "deepseek", "deepseek-2.5", "falcon-h1", "llama-4", "phi-3", "phi-4")
@@ -267,6 +275,9 @@ ScheduleName = Annotated[str, _one_of(SCHEDULES), _enum(SCHEDULES)]
 TargetName = Annotated[str, _one_of(_all("targets")), _enum(_all("targets"))]
 Check = Annotated[str, _one_of(_generated, USER_TASK, "config/tasks/mine.py"), _enum(_generated, USER_TASK)]
 AnyCheck = Annotated[str, _one_of(_all("tasks"), USER_TASK, "config/tasks/mine.py"), _enum(_all("tasks"), USER_TASK)]
+SelectionCheck = Annotated[
+    str, _one_of(_generated_or_judge, USER_TASK, "config/tasks/mine.py"), _enum(_generated_or_judge, USER_TASK)
+]
 Jinja = Annotated[str, Field(min_length=1), _jinja("template", "{{ question }}")]
 Expression = Annotated[str, Field(min_length=1), _jinja("expression", "[option_a, option_b]")]
 

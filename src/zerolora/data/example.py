@@ -2,6 +2,10 @@
 
 from typing import Any, NamedTuple
 
+SAMPLED = "zerolora_sample"
+"""The column of provenance in rows of sampled answers (`zerolora.data.sampled_rows`), which every form passes over. Its
+name is not one that other data would have."""
+
 
 class BadRow(Exception):
     """The mistake in a row, and the remedy. prepare's policy decides whether the row is dropped."""

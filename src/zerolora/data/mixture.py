@@ -33,6 +33,17 @@ class Index(NamedTuple):
     continued: np.ndarray = np.zeros(0, np.int64)
 
 
+class HeldOut(NamedTuple):
+    """The held-out rows of another data set: their hashes as in Index, their questions, and how many of them, the first
+    ones, are for validation."""
+
+    row: np.ndarray
+    prompt: np.ndarray
+    normal: np.ndarray
+    questions: list[str]
+    validation: int
+
+
 class Mixture(NamedTuple):
     """times: number of uses of each row in training [rows]. validation, test: row indices, in the order drawn. counts:
     duplicates, leaked and dropped rows. leaked: the training rows whose prompt is in a later split too, or nearly,
@@ -51,6 +62,7 @@ def mix(
     sources: Sequence[Source],
     dropped: str = "",
     questions: Questions | None = None,
+    held_out: HeldOut | None = None,
 ) -> Mixture:
     """Assign each row to a split, as the seed determines.
 
@@ -59,18 +71,23 @@ def mix(
     has fewer rows than asked for but maybe more.
     Raises UserError if a split would be empty, labelled rows of one have a single prompt, or a source with a share of
     the training rows yields none. dropped: the dropped rows, for this message. questions: of the rows, to find prompts
-    that are nearly the same; None to look for none.
+    that are nearly the same; None to look for none. held_out: rows that are held out already, beside which no equal or
+    near row is trained on, whatever `leakage` says.
     """
     whole, starts = _whole_rows(index)
     first = _first(whole.row)
     counts = {"duplicate_rows": len(first) - int(first.sum())}
     kept = first if settings.duplicates == "drop" else np.ones(len(first), dtype=bool)
+    drop = settings.leakage == "drop" or held_out is not None or bool(settings.selections)
     try:
         split = _split(whole, settings, sources, kept)
-        of_leaks, leaked = _leaks(
-            whole, split, settings.leakage == "drop", questions and _of_whole_rows(questions, starts)
-        )
+        asked = questions and _of_whole_rows(questions, starts)
+        if held_out:
+            whole, split, asked = _beside(whole, split[0], asked, held_out)
+        of_leaks, leaked = _leaks(whole, split, drop, asked)
         counts |= of_leaks
+        if held_out:
+            split[1:] = [np.zeros(0, np.int64)] * 2
         for number, name in enumerate(SPLITS):
             if name != "train" and len(split[number]) == 0 and settings.holds_out(name):
                 raise _TooFewError(
@@ -86,16 +103,37 @@ def mix(
             _check_prompts(index.prompt, np.flatnonzero(times), validation)
     except _TooFewError as error:
         missing, remedy = error.args
-        parts = [f"{settings.path}: {missing}"] + [dropped] * bool(dropped)
+        parts = [f"{settings.title}: {missing}"] + [dropped] * bool(dropped)
         if settings.duplicates == "drop" and (duplicates := counts["duplicate_rows"]):
             parts.append(f"{duplicates:,} duplicates are dropped by duplicates: drop")
         in_later = sum(number for name, number in counts.items() if name in LEAKED)
-        if settings.leakage == "drop" and in_later:
-            text = f"{in_later:,} rows with a prompt of a later split are dropped by leakage: drop"
-            parts.append(text)
+        if drop and in_later:
+            by = f", which {settings.held_out} holds out" if settings.held_out else " by leakage: drop"
+            parts.append(f"{in_later:,} rows with a prompt of a later split are dropped{by}")
         parts.append(f"correct the dropped rows, or {remedy}" if dropped else remedy)
         raise UserError("; ".join(parts)) from None
     return Mixture(times, validation, test, counts, _parts(leaked, starts))
+
+
+def _beside(
+    index: Index, train: np.ndarray, questions: Questions | None, held_out: HeldOut
+) -> tuple[Index, list[np.ndarray], Questions | None]:
+    """Return the index of own rows with held-out ones behind them, the numbers of all splits in it, and the questions
+    of both."""
+    count, more = len(index.row), len(held_out.row)
+    hashes = {name: (getattr(index, name), getattr(held_out, name)) for name in ("row", "prompt", "normal")}
+    index = index._replace(**{name: np.concatenate(both) for name, both in hashes.items()})
+    splits = np.split(np.arange(count, count + more), [held_out.validation])
+
+    def of(rows: np.ndarray) -> Iterator[tuple[np.ndarray, list[str]]]:
+        assert questions is not None
+        end = int(np.searchsorted(rows, count))
+        if end:
+            yield from questions(rows[:end])
+        if end < len(rows):
+            yield rows[end:], [held_out.questions[number] for number in (rows[end:] - count).tolist()]
+
+    return index, [train, *splits], questions and of
 
 
 def _whole_rows(index: Index) -> tuple[Index, np.ndarray | None]:
@@ -281,7 +319,11 @@ def _weigh(times: np.ndarray, source: np.ndarray, sources: Sequence[Source], set
     """Set the uses of each training row in place, by its source's `rows` or `weight`. Raises _TooFewError if such a
     source has none."""
     members = {number: np.flatnonzero((source == number) & (times > 0)) for number in range(len(sources))}
-    for (name, entry), result in zip(settings.sources.items(), members.values(), strict=False):
+    own = [name for name in settings.sources if name not in settings.selections] or (
+        [settings.path] if settings.path else []
+    )
+    names = [*own, *settings.selections]
+    for name, entry, result in zip(names, sources, members.values(), strict=False):
         if (entry.weight or entry.rows) and not len(result):
             key = "weight" if entry.weight else "rows"
             raise _TooFewError(

@@ -30,6 +30,7 @@ from zerolora.data.formats.leaves import Unread, undecided_lines
 from zerolora.data.formats.reading import reading_of
 from zerolora.data.mask import Proof, ReadSource, write_page
 from zerolora.data.mixture import Index, Mixture, contradictory, mix
+from zerolora.data.other_splits import OtherSplits
 from zerolora.data.prepared_rows import FIELDS, PROMPTS, open_table, schema
 from zerolora.data.readers import chunks
 from zerolora.data.records import Chunk
@@ -49,8 +50,16 @@ CONTRARY = {"pairs": "the same answers the other way round", "labelled": "the sa
 """What a row that contradicts another one has, by what rows hold."""
 
 
-def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int | None = None) -> None:
+def prepare(
+    settings: PrepareSettings,
+    model: Path,
+    output: Path,
+    workers: int | None = None,
+    selections: Path = Path("results/selections"),
+    datasets: Path = Path("results/data"),
+) -> None:
     """Write a data set, tokenized for the model of manifest `model`, with `workers` processes (default: all cores).
+    `selections` and `datasets` are the directories of selections and of other prepared data sets.
 
     Raises UserError, naming file and line, for rows that cannot be used, unless the settings drop them; if a split, a
     source or a file would have no row; and if a check of the mask fails. Rows dropped until then are listed beside
@@ -58,17 +67,11 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
     """
     if not model.is_file():
         raise UserError(f"--model: {model}: is not a file; give the path of the manifest.json of a fetched model")
-    sources = sources_of(settings)
-    forms = [form_of(source, Path(settings.path), settings.rows) for source in sources]
-    for source, (form, _) in zip(sources, forms, strict=True):
-        fields = (*FORMS[form].fields, *FORMS[form].keys) if form else (*source.settings.columns,)
-        if unknown := [field for field in source.settings.columns if field not in fields]:
-            raise UserError(
-                f"prepare: columns of {source.name}: {unknown[0]} is not a field of format {form}; choose from "
-                f"{', '.join(fields)}"
-            )
+    sources = sources_of(settings, selections)
+    forms = [form_of(source, Path(settings.path or source.place), settings.rows) for source in sources]
+    _check_columns(sources, forms)
     if others := left_out(settings, sources):
-        names = ", ".join(str(path.relative_to(settings.path)) for path in others[:SHOWN])
+        names = ", ".join(str(path.relative_to(settings.title)) for path in others[:SHOWN])
         more = f" and {len(others) - SHOWN:,} more" if len(others) > SHOWN else ""
         LOGGER.info(f"{settings.path}: no entry of sources reads {names}{more}")
     listed = output.with_name(f"{output.name}.dropped.jsonl")
@@ -78,29 +81,28 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         size = sum(path.stat().st_size for source in sources for path in source.files)
         bar = Progress("tokenizing", size, binary=True)
         work = ChunkTokenizer(model.parent, settings)
+        other = OtherSplits.of(settings, datasets, model, work) if settings.held_out else None
         results = tokenize(_jobs(sources, forms), work, workers or len(os.sched_getaffinity(0)), folder)
         statistics, proof = Statistics([source.name for source in sources], listed), Proof()
         with bar, contextlib.closing(results):
             files, index = _collect(results, staged / "dropped.jsonl", settings, statistics, proof, bar, sources)
         _check_sources(settings, sources, statistics)
         questions = partial(_questions, files, settings)
-        mixture = mix(index, settings, [source.settings for source in sources], statistics.dropped_line(), questions)
+        of_sources, dropped = [source.settings for source in sources], statistics.dropped_line()
+        mixture = mix(index, settings, of_sources, dropped, questions, other.held_out if other else None)
         statistics.counts |= mixture.counts
-        if len(contrary := contradictory(index)):
-            statistics.counts["contradictory_rows"] = len(contrary)
-            (_, (question,)), *_ = _questions(files, settings, contrary[:1])
-            LOGGER.warning(
-                f"{settings.path}: {len(contrary):,} rows contradict another one, which has "
-                f"{CONTRARY[settings.rows]}; the first asks {shown(question)}"
-            )
+        _warn_of_contrary(index, files, settings, statistics)
         _write_splits(files, staged, mixture, statistics, proof, settings)
         folder.rmdir()
+        written = [source.name for source in sources]
+        if other:
+            written += other.write(staged, written, statistics, proof)
         proof.check()
         if statistics.desirable in (0, len(statistics.lengths["train"])):
             word = "desirable" if statistics.desirable else "undesirable"
             which = f"{word}, and {reading('labelled')[0]} learns from both kinds"
             LOGGER.warning(
-                f"{settings.path}: the answers of all training rows are {which}; "
+                f"{settings.title}: the answers of all training rows are {which}; "
                 "add rows of the other kind, or name the right column, as in columns: {label: good}"
             )
         write_json(staged / "stats.json", statistics.flat())
@@ -114,7 +116,7 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         write_json(
             staged / MANIFEST,
             {
-                "sources": [source.name for source in sources],
+                "sources": written,
                 "read": {str(path): sha256(path) for source in sources for path in source.files},
                 "model": {"name": settings.model, "manifest_sha256": sha256(model)},
                 "stop_tokens": sorted({*proof.stops, *(settings.stop_tokens or ())}),
@@ -126,10 +128,32 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         )
     statistics.listed = output / "dropped.jsonl"
     if dropped := statistics.dropped_line():
-        LOGGER.warning(f"{settings.path}: {dropped}")
+        LOGGER.warning(f"{settings.title}: {dropped}")
     LOGGER.info(statistics.line())
     rows = ", ".join(f"{len(lengths):,} {split}" for split, lengths in statistics.lengths.items())
     log.result(f"{rows} rows")
+
+
+def _check_columns(sources: list[SourceFiles], forms: list[tuple[str, str]]) -> None:
+    """Raise UserError for columns of fields that the form of a source has not."""
+    for source, (form, _) in zip(sources, forms, strict=True):
+        fields = (*FORMS[form].fields, *FORMS[form].keys) if form else (*source.settings.columns,)
+        if unknown := [field for field in source.settings.columns if field not in fields]:
+            raise UserError(
+                f"prepare: columns of {source.name}: {unknown[0]} is not a field of format {form}; choose from "
+                f"{', '.join(fields)}"
+            )
+
+
+def _warn_of_contrary(index: Index, files: list[Path], settings: PrepareSettings, statistics: Statistics) -> None:
+    """Count and report rows that contradict another one."""
+    if len(contrary := contradictory(index)):
+        statistics.counts["contradictory_rows"] = len(contrary)
+        (_, (question,)), *_ = _questions(files, settings, contrary[:1])
+        LOGGER.warning(
+            f"{settings.title}: {len(contrary):,} rows contradict another one, which has "
+            f"{CONTRARY[settings.rows]}; the first asks {shown(question)}"
+        )
 
 
 @contextlib.contextmanager
@@ -172,15 +196,14 @@ def _check_sources(settings: PrepareSettings, sources: list[SourceFiles], statis
     for source, counts in zip(sources, statistics.by_source, strict=True):
         if counts["excluded_rows"] and counts["read_rows"] == counts["excluded_rows"]:
             raise UserError(
-                f"{Path(settings.path) / source.name}: where and better keep none of its {counts['read_rows']:,} rows; "
-                "correct them"
+                f"{source.place}: where and better keep none of its {counts['read_rows']:,} rows; correct them"
             )
         if len(sources) > 1 and counts["read_rows"] == counts["dropped_rows"]:
             problem = "contains no rows;"
             if read := counts["read_rows"]:
                 dropped = statistics.dropped_line()
                 problem = f"none of its {read:,} rows is left; {dropped}; correct them, or"
-            raise UserError(f"{Path(settings.path) / source.name}: {problem} take it out of sources")
+            raise UserError(f"{source.place}: {problem} take it out of sources")
     for number, (source, seen) in enumerate(zip(sources, statistics.columns, strict=True)):
         for field, column in source.settings.columns.items():
             if statistics.read and not seen[f"column.{field}"] and not statistics.has_key(number, column):

@@ -11,6 +11,9 @@ from zerolora.types import RowKind
 FIELDS = ("question", "expected")  # of held-out rows: the last user message, and the answer in the data
 IGNORED = -100  # the label that cross-entropy skips
 SPLITS = ("train", "validation", "test")
+HASHES = "hashes"
+"""Column of held-out rows: the hashes of the row, of its prompt and of the prompt's normal form, by which rows of other
+data sets are compared with it."""
 PROMPTS = "prompts"
 """The split of the prompts to sample from: distinct ones of the training rows. No manifest lists its file, so that a
 sample of a data set changes nothing else of it."""
@@ -20,7 +23,8 @@ ROW = "row"
 
 def schema(held_out: bool, rows: RowKind = "texts", prompts: bool = False) -> Any:
     """Return the Arrow schema of a split: input_ids and labels (token numbers), length and supervised (tokens),
-    source (its number in the manifest); of held-out rows also prompt (tokens before the answer) and FIELDS (texts).
+    source (its number in the manifest); of held-out rows also prompt (tokens before the answer), HASHES and FIELDS
+    (texts).
 
     A row of pairs has these of the prompt with the chosen answer, and rejected_input_ids and rejected_labels of the
     prompt with the rejected one; length and supervised are of both, chosen_supervised of the chosen answer; held-out
@@ -39,6 +43,7 @@ def schema(held_out: bool, rows: RowKind = "texts", prompts: bool = False) -> An
     if held_out or rows == "labelled":
         columns.append(("prompt", number))
     if held_out:
+        columns.append((HASHES, pyarrow.list_(pyarrow.uint64(), 3)))
         columns += [(field, pyarrow.string()) for field in (*FIELDS, *(("rejected",) if rows == "pairs" else ()))]
     if prompts:
         columns.append((ROW, pyarrow.string()))

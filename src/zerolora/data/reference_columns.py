@@ -1,4 +1,4 @@
-"""The log-probabilities of a data set's answers under the model that training starts from, as further columns."""
+"""The log-probabilities of a data set's answers under a reference, as further columns."""
 
 from pathlib import Path
 from typing import Any

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from zerolora.config.schema import Source
 from zerolora.config.settings import PrepareSettings
+from zerolora.data import sampled_rows
 from zerolora.data.example import BadRow
 from zerolora.data.formats import FORMS, detect, fitting, other_kind, parse, several
 from zerolora.data.formats.leaves import Unread
@@ -16,7 +17,10 @@ from zerolora.data.nested_rows import check_not_nested
 from zerolora.data.published import check_not_pooled, sources_block
 from zerolora.data.readers import all_files, check_not_linked, chunks, files_of, matching
 from zerolora.errors import UserError
+from zerolora.files import MANIFEST
 from zerolora.log import LOGGER
+from zerolora.model import foreign
+from zerolora.model.manifest import check_intact
 from zerolora.types import RowKind
 
 HOW_READ = ("format", "columns", "roles", "ignore", "classes", "where", "better")
@@ -26,29 +30,49 @@ SIZE = 1 << 16  # bytes of a chunk
 
 
 class SourceFiles(NamedTuple):
-    """A source: its name, its files, and its config section with the defaults of HOW_READ filled in."""
+    """A source: its name, its files, its config section with the defaults of HOW_READ filled in, and where it is."""
 
     name: str
     files: list[Path]
     settings: Source
+    place: Path
 
 
-def sources_of(settings: PrepareSettings) -> list[SourceFiles]:
-    """Return the sources of a data set, with their files.
+def sources_of(settings: PrepareSettings, selections: Path = Path()) -> list[SourceFiles]:
+    """Return the sources of a data set, with their files: those of its path, then those in the directory `selections`.
 
     Raises UserError if there are none, if two share a file, or if one would pool published splits or configs.
     """
-    path = Path(settings.path)
-    if not settings.sources:
+    own = _in_path(settings, Path(settings.path)) if settings.path else []
+    return [*own, *(_selected(settings, selections / name) for name in settings.selections)]
+
+
+def _selected(settings: PrepareSettings, folder: Path) -> SourceFiles:
+    """Return the source of a selection, all of whose rows are for training. Raises UserError if it is not as `select`
+    wrote it, or if its rows hold something else than the data set's runs learn from."""
+    check_intact(folder, "zerolora stage select")
+    rows = foreign.manifest(folder / MANIFEST, "zerolora stage select", "rows")["rows"]
+    if rows != settings.rows:
+        raise UserError(f"{folder}: its rows are {rows}, but the runs of this data set learn from {settings.rows}")
+    entry = settings.sources.get(folder.name, Source.model_construct())
+    most = entry.at_most or (None if entry.rows else settings.at_most)
+    read: dict[str, Any] = {"format": sampled_rows.FORMATS[settings.rows], "split": "train", "at_most": most}
+    return SourceFiles(folder.name, [folder / sampled_rows.ROWS], entry.model_copy(update=read), folder)
+
+
+def _in_path(settings: PrepareSettings, path: Path) -> list[SourceFiles]:
+    entries = {name: entry for name, entry in settings.sources.items() if name not in settings.selections}
+    if not entries:
         files = files_of(path)
         check_not_pooled(path, path, files, settings.split, named=path.is_file())
         own = Source(**{key: getattr(settings, key) for key in (*HOW_READ, "at_most")})
-        return [SourceFiles(path.name, files, own)]
+        return [SourceFiles(path.name, files, own, path)]
     if not path.is_dir():
-        raise UserError(f"{path}: is not a directory, so it cannot hold the sources {', '.join(settings.sources)}")
+        names = ", ".join(entries)
+        raise UserError(f"{path}: is not a directory, so it cannot hold the sources {names}")
     result = []
     owners: dict[Path, list[str]] = {}
-    for name, entry in settings.sources.items():
+    for name, entry in entries.items():
         inside = entry.path or name
         files = _files(path, inside)
         folder = path / inside if (path / inside).is_dir() else path
@@ -63,13 +87,13 @@ def sources_of(settings: PrepareSettings) -> list[SourceFiles]:
             owners[file].append(name)
         filled = {key: getattr(entry, key) or getattr(settings, key) for key in HOW_READ}
         filled["at_most"] = entry.at_most or (None if entry.rows else settings.at_most)
-        result.append(SourceFiles(name, files, entry.model_copy(update=filled)))
+        result.append(SourceFiles(name, files, entry.model_copy(update=filled), path / name))
     return result
 
 
 def left_out(settings: PrepareSettings, sources: list[SourceFiles]) -> list[Path]:
     """Return the data files below the data set's path that no entry of `sources` reads."""
-    if not settings.sources:
+    if not settings.path or {*settings.sources} <= {*settings.selections}:
         return []
     used = {file for source in sources for file in source.files}
     return [file for file in all_files(Path(settings.path)) if file not in used]

@@ -27,9 +27,11 @@ from zerolora.data.formats.reading import Reading, Seen
 from zerolora.data.formats.selection import better_answer, selected
 from zerolora.data.formats.template_arguments import KEYWORDS
 from zerolora.data.normal_form import normal_form
-from zerolora.data.prepared_rows import FIELDS, IGNORED, ROW, SPLITS, schema
+from zerolora.data.prepared_rows import FIELDS, HASHES, IGNORED, ROW, SPLITS, schema
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
+from zerolora.data.sampled_prompts import prompt_key
+from zerolora.data.sampled_rows import CUT, OTHER_PROMPT, prompt_hash
 from zerolora.data.source_files import other_form
 from zerolora.data.special_tokens import embedding_rows
 from zerolora.data.template import Template
@@ -182,7 +184,7 @@ class ChunkTokenizer:
         self.tokenizer, self.rows = tokenizer, embedding_rows(model, tokenizer, settings)
         self.vocabulary = len(tokenizer) if self.rows is None else min(len(tokenizer), self.rows)
         # Two prompts are compared by it only if one of them is held out.
-        self.normal = any(settings.holds_out(split) for split in SPLITS[1:])
+        self.normal = settings.held_out is not None or any(settings.holds_out(split) for split in SPLITS[1:])
         # Some tokenizers define a BOS token that they never add to a text.
         self.bos = tokenizer.bos_token_id if self.template.bos else None
 
@@ -220,8 +222,8 @@ class ChunkTokenizer:
                     bad[number] = kind, f"has {length:,} characters, {most}; split it up"
                     continue
                 pieces = [] if example.tokens else self._pieces(example)
-                rejected = _rejected(example)
-                rows.append(_Row(number, example, pieces, self._pieces(rejected) if rejected else []))
+                rejected = self._pieces(other) if (other := _rejected(example)) else []
+                rows.append(_Row(number, example, pieces, rejected, prompt_hash(value)))
             except BadRow as error:
                 bad[number] = "bad_row", str(error)
             except RecursionError:
@@ -276,6 +278,7 @@ class ChunkTokenizer:
         Updates counts and bad rows."""
         tokens = self._checked(rows) if job.format == "tokens" else self.encoder.encode([row.pieces for row in rows])
         self._check_vocabulary(tokens)
+        self._check_prompts(rows, tokens, tokens.prompt)
         partless = [] if self.limits == NO_LIMITS else np.flatnonzero(tokens.prompt == 0).tolist()
         tokens.wrong.update(dict.fromkeys(partless, WITHOUT_PARTS))
         bad |= {rows[number].number: ("bad_row", str(error)) for number, error in tokens.wrong.items()}
@@ -304,7 +307,7 @@ class ChunkTokenizer:
             texts.append((question, "" if long[number] and self.too_long == "split" else expected))
             conversations.append(self._before_answer(rows[number]) if self.prompts and prompt else "")
         hashes_of_rows = _hashes(parts, rows, tokens, self.normal)
-        batch = _batch(parts.tokens, texts, job.source, conversations if self.prompts else None)
+        batch = _batch(parts.tokens, texts, job.source, hashes_of_rows, conversations if self.prompts else None)
         return batch, hashes_of_rows, np.flatnonzero(further)
 
     def _write_answers(
@@ -316,6 +319,7 @@ class ChunkTokenizer:
         for tokens in sequences:
             self._check_vocabulary(tokens)
         prompts = prompts_of(sequences)
+        self._check_prompts(rows, sequences[0], prompts)
         for tokens in reversed(sequences):
             bad |= {rows[number].number: ("bad_row", str(error)) for number, error in tokens.wrong.items()}
         fitting = fitted_answers(sequences, prompts, self.max_length, self.too_long, self.bos, self.limits)
@@ -326,8 +330,8 @@ class ChunkTokenizer:
             _count_roles(counts, tokens)
         counts["rows.truncated"] += fitting.shortened
         hashes_of_rows = np.zeros((len(used), 4), np.uint64)
-        for number, (_, example, *each) in enumerate(used):
-            parts = [parted(pieces) for pieces in each if pieces]
+        for number, (_, example, pieces, rejected, _) in enumerate(used):
+            parts = [parted(each) for each in (pieces, rejected) if each]
             row, prompt, contrary = hashes(parts[0][0], [answer for _, answer in parts], example.desirable)
             normal = _normal_hash("".join([piece.text for piece in parts[0][0]])) if self.normal else prompt
             hashes_of_rows[number] = row, prompt, normal, contrary
@@ -335,7 +339,7 @@ class ChunkTokenizer:
         whole = fitting.prompt == prompts[fitting.row]
         conversations = [self._before_answer(row) if kept else "" for row, kept in zip(used, whole, strict=True)]
         asked_again = conversations if self.prompts else None
-        batch = _batch_of_answers(fitting, used, asked, hashes_of_rows[:, 1], job.source, asked_again)
+        batch = _batch_of_answers(fitting, used, asked, job.source, hashes_of_rows, asked_again)
         return batch, hashes_of_rows, np.zeros(0, np.int64)
 
     def _before_answer(self, row: "_Row") -> str:
@@ -359,6 +363,18 @@ class ChunkTokenizer:
         before = row.pieces[: last_answer(row.pieces)] if self.kind == "texts" else parted(row.pieces)[0]
         same = _joined(before) == _joined(again[: last_answer(again)])
         return text if same else ""
+
+    def _check_prompts(self, rows: list["_Row"], tokens: Tokens, prompts: np.ndarray) -> None:
+        """Make the rows wrong whose answers were sampled from other prompts than these, or would be if they were cut:
+        [rows]. Policies that drop rows are left to them."""
+        cut = self.too_long not in ("fail", "drop")
+        for number, row in enumerate(rows):
+            if row.sampled_from is None or number in tokens.wrong:
+                continue
+            if prompt_key(tokens.ids[number][: prompts[number]]).hex() != row.sampled_from:
+                tokens.wrong[number] = OTHER_PROMPT
+            elif cut and self._long(tokens)[number]:
+                tokens.wrong[number] = CUT
 
     def _check_vocabulary(self, tokens: Tokens) -> None:
         """Raise UserError if the tokenizer writes a token for which the model has no embedding."""
@@ -434,7 +450,7 @@ class ChunkTokenizer:
         """Count the turns of rows, the supervised ones, and their stop tokens."""
         turns: list[str] = []
         answers: list[Piece] = []
-        for _, example, pieces, _ in rows:
+        for _, example, pieces, *_ in rows:
             messages = example.messages or ()
             turns += [message["role"] for message in messages]
             answers += [piece for piece in pieces if piece.supervised and piece.role]
@@ -457,12 +473,13 @@ class ChunkTokenizer:
 
 class _Row(NamedTuple):
     """A readable row: its index in the chunk, and its pieces (none for the form tokens); of a pair also those with the
-    rejected answer."""
+    rejected answer; of a sampled answer the hash of the prompt that it was sampled from."""
 
     number: int
     example: Example
     pieces: list[Piece]
     rejected: list[Piece]
+    sampled_from: str | None = None
 
     @property
     def other(self) -> "_Row":
@@ -581,10 +598,12 @@ def _supervised_ranges(pieces: list[Piece]) -> list[tuple[int, int]]:
     return result
 
 
-def _batch(tokens: Tokens, texts: list[tuple[str, str]], source: int, conversations: list[str] | None) -> Any:
+def _batch(
+    tokens: Tokens, texts: list[tuple[str, str]], source: int, hashes: np.ndarray, conversations: list[str] | None
+) -> Any:
     """Serialize rows, each with its question and expected answer, as an Arrow record batch (see Result). conversations:
     the column ROW, if there is one."""
-    columns = {**_columns(tokens), **_of_rows(tokens, texts, source)}
+    columns = {**_columns(tokens), **_of_rows(tokens, texts, source, hashes)}
     columns |= {"length": tokens.ids.lengths.astype(np.int32), "supervised": tokens.supervised.astype(np.int32)}
     return _serialized(columns, "texts", conversations)
 
@@ -593,20 +612,23 @@ def _batch_of_answers(
     fitting: Answers,
     rows: list[_Row],
     texts: list[tuple[str, str]],
-    prompt_hashes: np.ndarray,
     source: int,
+    hashes: np.ndarray,
     conversations: list[str] | None,
 ) -> Any:
     """Do the same for rows of preference data."""
     first, *others = fitting.sequences
-    columns = {**_columns(first), **_of_rows(first, texts, source), "prompt": fitting.prompt.astype(np.int32)}
+    columns = {**_columns(first), **_of_rows(first, texts, source, hashes), "prompt": fitting.prompt.astype(np.int32)}
     columns |= {
         "length": np.sum([tokens.ids.lengths for tokens in fitting.sequences], 0).astype(np.int32),
         "supervised": np.sum([tokens.supervised for tokens in fitting.sequences], 0).astype(np.int32),
     }
     if not others:
         labels = [bool(row.example.desirable) for row in rows]
-        columns |= {"prompt_hash": prompt_hashes.view(np.int64), "desirable": np.array(labels, np.int8)}
+        columns |= {
+            "prompt_hash": hashes[:, 1].astype(np.uint64).view(np.int64),
+            "desirable": np.array(labels, np.int8),
+        }
         return _serialized(columns, "labelled", conversations)
     columns |= _columns(others[0], "rejected_")
     columns["chosen_supervised"] = first.supervised.astype(np.int32)
@@ -626,8 +648,11 @@ def _columns(tokens: Tokens, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def _of_rows(tokens: Tokens, texts: list[tuple[str, str]], source: int) -> dict[str, Any]:
+def _of_rows(tokens: Tokens, texts: list[tuple[str, str]], source: int, hashes: np.ndarray) -> dict[str, Any]:
+    import pyarrow
+
     return {
+        HASHES: pyarrow.FixedSizeListArray.from_arrays(hashes[:, :3].flatten(), 3),
         "source": np.full(len(texts), source, np.int16),
         "prompt": tokens.prompt.astype(np.int32),
         **{field: [pair[number] for pair in texts] for number, field in enumerate(FIELDS)},

@@ -1,4 +1,4 @@
-"""Stage reference: the log-probabilities of the data's answers under the model that training starts from.
+"""Stage reference: the log-probabilities of the data's answers under the model that training starts from, or another.
 
     zerolora stage reference REFERENCED
 

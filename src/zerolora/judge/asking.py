@@ -4,12 +4,12 @@ Before a request its tokens are estimated; afterwards the endpoint's own counts 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from zerolora.config.settings import JudgeSettings
 from zerolora.errors import UserError
-from zerolora.judge.endpoint import Endpoint, Reply
+from zerolora.judge.endpoint import Endpoint, Reply, Service
 from zerolora.judge.prompts import JudgeRequest
 from zerolora.judge.work_file import WorkFile
 from zerolora.log import LOGGER
@@ -20,6 +20,13 @@ BYTES_PER_TOKEN = 3
 MESSAGE_TOKENS = 8
 """Tokens that a chat template adds to a message."""
 MILLION = 1_000_000
+
+
+def judge_endpoint(settings: JudgeSettings, environment: Mapping[str, str], **more: Any) -> Endpoint:
+    """Return the connection to the judge. Raises UserError as Endpoint does."""
+    where = settings.endpoint, settings.model, settings.key_variable
+    service = Service("judge", "endpoint", *where, page="docs/evaluation.md")
+    return Endpoint(service, {"temperature": 0, "max_tokens": settings.judge_tokens}, environment, **more)
 
 
 def ask_all(

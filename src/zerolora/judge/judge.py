@@ -14,8 +14,7 @@ from zerolora.config.settings import JudgeSettings
 from zerolora.errors import UserError
 from zerolora.files import canonical, sha256, staged_directory, write_json, write_text
 from zerolora.judge.answers import Contender, answer_all
-from zerolora.judge.asking import ask_all, check, most_of, price
-from zerolora.judge.endpoint import Endpoint, Service
+from zerolora.judge.asking import ask_all, check, judge_endpoint, most_of, price
 from zerolora.judge.metrics import metrics, read
 from zerolora.judge.prompts import BASE, MODELS, TUNED, Answers, JudgeQuestion, read_questions, requests
 from zerolora.judge.work_file import WorkFile
@@ -64,13 +63,6 @@ def judge(
         answers = answer_all(questions, contenders, data, settings.max_new_tokens, WorkFile(work / ANSWERS))
         records = ask_all(requests(questions, answers), endpoint, settings, WorkFile(work / VERDICTS))
     publish(settings, questions, answers, records, output)
-
-
-def judge_endpoint(settings: JudgeSettings, environment: Mapping[str, str], **more: Any) -> Endpoint:
-    """Return the connection to the judge. Raises UserError as Endpoint does."""
-    where = settings.endpoint, settings.model, settings.key_variable
-    service = Service("judge", "endpoint", *where, page="docs/evaluation.md")
-    return Endpoint(service, {"temperature": 0, "max_tokens": settings.judge_tokens}, environment, **more)
 
 
 def publish(

@@ -5,6 +5,7 @@ training's with the choice; those of other stages are computed from their input 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -339,9 +340,9 @@ def _gpus(spec: ModelSpec, weights: float, cache: int, working: float, run: Rend
     return 0
 
 
-def preparing(rows: Path, processes: int) -> Resources:
-    """Return the resources of tokenizing a file, or a directory's files, in `processes` processes."""
-    size = sum(path.stat().st_size for path in [rows, *rows.rglob("*")] if path.is_file())
+def preparing(rows: Sequence[Path], processes: int) -> Resources:
+    """Return the resources of tokenizing files, and those of directories, in `processes` processes."""
+    size = sum(path.stat().st_size for each in rows for path in [each, *each.rglob("*")] if path.is_file())
     held = PREPARE_LIBRARIES + PREPARE_PROCESS * (processes + 1) + PREPARE_GROWTH * size
     return _resources(size / (PREPARE_RATE * processes), held)
 

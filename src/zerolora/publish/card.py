@@ -198,7 +198,7 @@ def _sources(run: FinishedRun, stats: dict[str, Any]) -> dict[str, dict[str, Any
     """Return the counts of each source, including its share of the supervised training tokens."""
     if "sources" in stats:
         return dict(stats["sources"])
-    (name,) = run.read(run.data / MANIFEST)["sources"]
+    name, *_ = run.read(run.data / MANIFEST)["sources"]  # the others are of held-out rows of another data set
     return {name: stats | {"train_supervised_share": 1.0}}
 
 

@@ -29,11 +29,13 @@ class DataFile(NamedTuple):
 def data_files(run: FinishedRun) -> list[DataFile]:
     """Return the files of a run's data set."""
     manifest = run.read(run.data / MANIFEST)
-    top, folders = Path(run.prepared.path), [Path(folder) for folder in data_folders(run.config.fetch).values()]
+    folders = [Path(folder) for folder in data_folders(run.config.fetch).values()]
+    top, *others = map(Path, run.prepared.reads_rows)
     result = []
     for text, digest in manifest["read"].items():
         path = Path(text)
-        source = next((name for name in manifest["sources"] if path.is_relative_to(top / name)), top.name)
+        selected = next((each.name for each in others if path.is_relative_to(each)), top.name)
+        source = next((name for name in manifest["sources"] if path.is_relative_to(top / name)), selected)
         folder = next((folder for folder in folders if path.is_relative_to(folder)), None)
         if folder is None:
             shown = path.relative_to(top.parent) if path.is_relative_to(top.parent) else Path(path.name)

@@ -7,9 +7,10 @@ import yaml
 
 from zerolora.config.file import read_written_out
 from zerolora.config.schema import data_folders
+from zerolora.config.selection_checks import all_of
 from zerolora.config.values import HUB_ADAPTERS
 from zerolora.errors import printable
-from zerolora.publish.finished import CONFIG, RESULTS, FinishedRun
+from zerolora.publish.finished import CONFIG, FinishedRun
 
 CONFIG_SECTIONS = ("hardware", "pack", "estimate", "render", "train", "merge", "evaluate", "report")
 """Sections that every run reads. Judge, export and further tasks are not needed to reproduce a run."""
@@ -19,10 +20,10 @@ ELSEWHERE = "/path/to"
 def config_of_run(run: FinishedRun) -> dict[str, Any]:
     """Return the run's part of config/config.yaml, without shorthands."""
     values = read_written_out(CONFIG)
-    names = _with_origins(run)
-    datasets = {run.resolved.runs[name].dataset for name in names}
+    made_of = all_of(run.config, run.name)
+    names, datasets = made_of["runs"], made_of["prepare"]
     models = {run.resolved.prepare[name].model for name in datasets}
-    paths = [Path(run.resolved.prepare[name].path) for name in datasets]
+    paths = [Path(path) for name in datasets for path in run.resolved.prepare[name].reads_rows]
     starts = {run.resolved.runs[name].train.from_adapter for name in names}
     folders = {
         name
@@ -40,7 +41,9 @@ def config_of_run(run: FinishedRun) -> dict[str, Any]:
         source: {name: value for name, value in (entries or {}).items() if uses(source, name)}
         for source, entries in values["fetch"].items()
     }
-    used["prepare"] = {name: value for name, value in values["prepare"].items() if name in datasets}
+    for section in ("prepare", "samples", "selections"):
+        if entries := {name: each for name, each in (values.get(section) or {}).items() if name in made_of[section]}:
+            used[section] = entries
     # A run of a grid or a search is written out, since the other runs need not be finished.
     for group in ("runs", "continued"):
         of_group = {
@@ -62,17 +65,6 @@ def as_yaml(config: dict[str, Any]) -> str:
     """Return a config as YAML for a page."""
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100)
     return "\n".join(printable(line) for line in text.splitlines())
-
-
-def _with_origins(run: FinishedRun) -> set[str]:
-    """Return the run, and the runs whose adapters it started from, directly or not."""
-    names, waiting = set(), [run.name]
-    while waiting:
-        names.add(name := waiting.pop())
-        start = run.resolved.runs[name].train.from_adapter
-        before = {each for each in run.resolved.runs if start and Path(start) == RESULTS / each / "adapter"}
-        waiting += before - names
-    return names
 
 
 def without_absolute_paths(value: Any) -> Any:

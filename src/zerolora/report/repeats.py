@@ -112,7 +112,7 @@ def _range(groups: int, free: int) -> float:
 
 def figures(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides) -> list[RepeatedFigure]:
     """Return the figures of groups of runs of which one has repeats: accuracy, losses and the metrics of tasks, by
-    themselves for each data set, and losses for each loss."""
+    themselves for each data set that is evaluated, and losses for each loss."""
     members: dict[str, dict[Any, Row]] = {}
     for row in rows:
         own = dict(overrides.get(row["run"], {}))
@@ -126,7 +126,8 @@ def figures(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides
         for group in members.values():
             if known := [row for row in group.values() if row.get(column.key) is not None]:
                 chosen = overrides.get(known[0]["run"], {})
-                alike = repr([(key, chosen[key]) for key in sorted(chosen) if _sets_apart(key, column)])
+                evaluated = chosen.get("held_out", chosen.get("dataset"))
+                alike = repr([evaluated, *[(key, chosen[key]) for key in sorted(chosen) if _sets_apart(key, column)]])
                 values = tuple(float(row[column.key]) for row in known)
                 comparable.setdefault(alike, []).append(SeedGroup(tuple(row["run"] for row in known), values))
         for groups in comparable.values():
@@ -136,8 +137,8 @@ def figures(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides
 
 
 def _sets_apart(key: str, column: Column) -> bool:
-    """Return whether a figure of runs with different values of a key cannot be compared: other rows, another loss."""
-    return key == "dataset" or (column.key in LOWER and key.split(".")[:2] in OF_LOSS)
+    """Return whether a figure of runs with different values of a key cannot be compared, as another loss."""
+    return column.key in LOWER and key.split(".")[:2] in OF_LOSS
 
 
 def table_of(figures: Sequence[RepeatedFigure]) -> list[list[str]]:

@@ -1,1 +1,1 @@
-"""Selects rows to train on from sampled answers: the stage select."""
+"""Stage select: sampled answers become rows to train on."""

@@ -21,6 +21,7 @@ import torch.distributed
 import transformers
 
 from zerolora.compat import bitsandbytes_patches
+from zerolora.config.objective_sections import START, WithReference
 from zerolora.config.settings import TrainingPlan, TrainSettings
 from zerolora.data.packing_plan import PackingPlan, open_plan
 from zerolora.data.prepared_rows import open_split
@@ -273,9 +274,10 @@ def _publish_losses(loop: Loop, paths: Paths) -> None:
 
 
 def _resume(loop: Loop) -> None:
-    """Resume a loop, or check the reference that a new training compares with."""
+    """Resume a loop, or check the reference that a new training compares with, unless it is another model's."""
     loop.resume()
-    if loop.objective.reference and not loop.step:
+    section = getattr(loop.plan, loop.plan.objective, None)
+    if isinstance(section, WithReference) and section.reference == START and not loop.step:
         check_reference(loop.engine, loop.feed, loop.device)
 
 

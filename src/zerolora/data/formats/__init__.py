@@ -9,7 +9,7 @@ import pkgutil
 from collections.abc import Sequence
 from typing import Any
 
-from zerolora.data.example import BadRow, Example
+from zerolora.data.example import SAMPLED, BadRow, Example
 from zerolora.data.formats.form import Form, Row
 from zerolora.data.formats.leaves import Unread
 from zerolora.data.formats.mappings import mapping_text
@@ -114,6 +114,8 @@ def parse(
             example = example._replace(arguments=arguments)
     except RecursionError:
         raise BadRow("is nested too deep; flatten it") from None
+    if SAMPLED in value:
+        row.read[SAMPLED] = value[SAMPLED]
     if seen is not None:
         _count(row, "column", seen)
         for turn in row.turns:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from zerolora.config.objective_sections import WithReference
 from zerolora.types import RowKind
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ class Objective(ABC):
     rows: RowKind = "texts"
     """What a row holds."""
     reference: bool = False
-    """The loss compares with the log-probabilities under the model that training starts from (stage `reference`)."""
+    """The loss compares with the log-probabilities of a reference (stage `reference`), by default the model that
+    training starts from."""
     taught: bool = False
     """The loss compares with the probabilities of a teacher (stage `teacher`)."""
     own_head_loss: bool = False
@@ -106,8 +108,8 @@ class Objective(ABC):
         return self if section is None else self.configured(dict(section))
 
     def configured(self, settings: Mapping[str, Any]) -> Self:
-        """Return the objective with some settings; those that are left out stay."""
-        return replace(self, **settings)
+        """Return the objective with some settings; those that are left out stay. The stage `reference` has its own."""
+        return replace(self, **{key: value for key, value in settings.items() if key not in WithReference.model_fields})
 
     def derived(self, rows: Any) -> "dict[str, np.ndarray]":
         """Return columns that follow from those of a prepared split, by name: each [rows]. Raises UserError if a split

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 REFERENCES = ("reference_chosen", "reference_rejected")
-"""Columns with the log-probabilities of both answers under the model that training starts from."""
+"""Columns with the log-probabilities of both answers under the reference."""
 WITH_REFERENCE = ("reward_accuracy", "reward_margin", "chosen_change", "rejected_change")
 TERMS = {"preference": "pair", "sft": "chosen token"}
 WITHOUT = ("reward_accuracy", "reward_margin", "chosen_log_probability", "rejected_log_probability")

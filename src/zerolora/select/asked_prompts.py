@@ -1,0 +1,51 @@
+"""The prompts that answers were sampled from: the split `prompts` of a data set."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zerolora.data.prepared_rows import PROMPTS, ROW, open_table
+from zerolora.data.sampled_prompts import prompt_key
+from zerolora.files import MANIFEST
+from zerolora.model import foreign
+
+
+class SampledPrompt(NamedTuple):
+    """A prompt."""
+
+    row: dict[str, Any]
+    """Its row, for a task's judge."""
+    tokens: int
+    hash: str
+    """Of its tokens."""
+    source: str
+    """Name of its source in the data set."""
+
+    @property
+    def conversation(self) -> dict[str, Any]:
+        """The conversation before the answer, as columns of a row: `messages`, and what else the template reads."""
+        return dict(json.loads(self.row[ROW]))
+
+    @property
+    def as_text(self) -> str:
+        """The conversation as a text for a judge: the question, or all turns with their roles if there are several."""
+        turns = [turn for turn in self.conversation["messages"] if turn["role"] != "system"]
+        if len(turns) == 1:
+            return str(turns[0]["content"])
+        return "\n\n".join(f"### {turn['role'].capitalize()}:\n{turn['content']}" for turn in turns)
+
+
+def read_prompts(data: Path) -> list[SampledPrompt]:
+    """Return the prompts of the prepared `data`."""
+    sources = foreign.manifest(data / MANIFEST, "zerolora stage prepare", "sources")["sources"]
+    table = open_table(data, PROMPTS)
+    result = []
+    for batch in table.to_batches():
+        for row in batch.to_pylist():
+            ids = row.pop("input_ids")[: row["prompt"]]
+            row.pop("labels", None)
+            key = prompt_key(np.array(ids, np.int32)).hex()
+            result.append(SampledPrompt(row, len(ids), key, sources[row["source"]]))
+    return result
