@@ -118,14 +118,14 @@ def test_remarks_docstrings_and_formatting_change_no_fingerprint(copy: Copy) -> 
         ("workflow/rules/train.smk", "stage train {wildcards.run}", "stage train {wildcards.run} ", {"train"}),
         ("workflow/scripts/accounting.py", "import json\n", "import json\n\nNUMBER = 1\n", {"report"}),
         ("src/zerolora/config/cross_checks.py", "\nfrom ", "\nNUMBER = 1\nfrom ", {"resolve"}),
-        ("src/zerolora/methods/dora.py", "\nfrom ", "\nNUMBER = 1\nfrom ", METHODS),
-        ("src/zerolora/machine/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {*COMPUTING, *ANSWERING}),
+        ("src/zerolora/methods/dora.py", "\nfrom ", "\nNUMBER = 1\nfrom ", {*METHODS, "sample"}),
+        ("src/zerolora/machine/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {*COMPUTING, *ANSWERING, "sample"}),
         (
             *("src/zerolora/data/formats/leaves.py", "\nWORDS = 3\n", "\nWORDS = 4\n"),
-            {"resolve", "prepare", "task_rows"},
+            {"resolve", "prepare", "task_rows", "sample"},
         ),
         ("src/zerolora/planner/deepspeed_keys.py", "data_efficiency", "data_inefficiency", {"resolve", "render"}),
-        ("src/zerolora/memory/estimate.py", " // settings.sequence_parallel", "", {"estimate", "render"}),
+        ("src/zerolora/memory/estimate.py", " // settings.sequence_parallel", "", {"estimate", "render", "sample"}),
         ("src/zerolora/data/prompt_formats.py", "### Input", "### Inputs", {"prepare"}),
     ],
 )
