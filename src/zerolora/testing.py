@@ -126,17 +126,18 @@ def _values(objective: Objective, first: int, end: int) -> dict[str, Any]:
 def teacher_columns(objective: Objective, tokens: int, k: int = 2) -> dict[str, Any]:
     """Return the columns of a teacher (stage `teacher`) for a row of some supervised tokens, of LEAST_VOCABULARY
     tokens; empty for an objective without one."""
-    import torch
+    import numpy as np
 
     from zerolora.train.objectives.distill import IDS, LOG_PROBABILITIES
 
-    draw = torch.Generator().manual_seed(tokens)
-    logs = torch.randn(tokens, max(k, LEAST_VOCABULARY), generator=draw).log_softmax(1).topk(k)
+    draw = np.random.default_rng(tokens)
+    logs = np.sort(np.log(draw.dirichlet(np.ones(max(k, LEAST_VOCABULARY)), tokens)))[:, : -k - 1 : -1]
+    ids = np.argsort(draw.random((tokens, max(k, LEAST_VOCABULARY))))[:, :k]
     columns: dict[str, Any] = {
-        IDS: logs.indices.int().numpy().ravel(),
-        LOG_PROBABILITIES: logs.values.half().numpy().ravel(),
+        IDS: ids.astype(np.int32).ravel(),
+        LOG_PROBABILITIES: logs.astype(np.float16).ravel(),
     }
-    beside = (1 - logs.values.exp().sum(1)).clamp_min(0).log().numpy()
+    beside = np.log(np.maximum(1e-30, 1 - np.exp(logs).sum(1))).astype(np.float32)
     return {name: columns.get(name, beside) for name in objective.of_tokens}
 
 

@@ -161,7 +161,7 @@ def train_plainly(
         total = 0.0
         for row in (row for micro_batch in micro_batches for packed in micro_batch for row in packed):
             logits = model(input_ids=torch.tensor([row["input_ids"]])).logits[0, :-1]
-            labels = torch.tensor(row["labels"][1:])
+            labels = torch.tensor(row["labels"][1:]).long()
             loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
             loss = loss / units["supervised token"]
             loss.backward()

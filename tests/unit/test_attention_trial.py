@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma4Config, LlamaConfig
+from transformers import Gemma2Config, Gemma4Config, LlamaConfig, MistralConfig, PhimoeConfig
 from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from zerolora.model.architecture import built_on_meta
-from zerolora.model.attention_trial import tried, unknown
+from zerolora.model.attention_trial import UNTOLD, tried, unknown, why_not
 
 SMALL: dict[str, Any] = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 80}
 SMALL |= {"num_key_value_heads": 2, "vocab_size": 99, "pad_token_id": 0, "head_dim": 8}
@@ -29,6 +29,14 @@ def test_a_mask_that_is_used_beyond_a_number_of_the_config_shows(monkeypatch: py
     assert tried(config) is None
     config.index_topk = 2048
     assert tried(config) == "computes with the mask of its attention"
+
+
+def test_a_window_that_a_class_has_in_its_mask_alone_shows() -> None:
+    """Phi-3.5-MoE's class says that it takes flash attention, but does not pass its window on."""
+    window = SMALL | {"sliding_window": 16, "max_position_embeddings": 512}
+    assert why_not(PhimoeConfig(**window)) == UNTOLD
+    assert why_not(PhimoeConfig(**window | {"sliding_window": None})) is None
+    assert why_not(MistralConfig(**window)) is None
 
 
 def test_numbers_that_the_own_attention_of_a_class_takes_change_scores() -> None:

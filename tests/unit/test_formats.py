@@ -257,8 +257,8 @@ PAIR = turns("q", "a")
             {"prompt": "a", "chosen": "b", "rejected": "c"},
             "its fields (prompt, chosen, rejected) are of the form preference, which has pairs of answers, for "
             "train.objective: dpo, ipo, simpo or orpo, but the runs of this data set read texts to learn, for "
-            "train.objective: sft; set train.objective: dpo, or format: prompt, columns: {completion: chosen} and "
-            "ignore: [rejected] to learn the chosen answers",
+            "train.objective: sft or distill; set train.objective: dpo, or format: prompt, columns: "
+            "{completion: chosen} and ignore: [rejected] to learn the chosen answers",
         ),
         ({"a\n\ud800": 1}, r"its fields ('a\n\ud800') fit none"),
         ({f"column{number}": 1 for number in range(30)}, "its fields (column0, column1, "),

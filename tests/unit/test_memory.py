@@ -115,7 +115,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "train_common_prefix": 0,
         "validation_packed_rows": 8,
     }
-    stats |= {"train_tokens": 30000, "train_supervised_tokens": 6000, "train_mean_row_of_a_token": 50.0}
+    stats |= {"train_tokens": 30000, "train_supervised_tokens": 6000, "validation_supervised_tokens": 600}
+    stats |= {"train_mean_row_of_a_token": 50.0}
     (folder / "stats.json").write_text(json.dumps(stats))
     return folder
 

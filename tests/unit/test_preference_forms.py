@@ -590,9 +590,9 @@ def test_detection_reads_only_forms_of_the_objective(tmp_path: Path) -> None:
         form_of(named, tmp_path)
     assert str(caught.value) == (
         "prepare: format of rows.jsonl is preference, which has pairs of answers, for train.objective: dpo, ipo, simpo "
-        "or orpo, but the runs of this data set read texts to learn, for train.objective: sft; set train.objective: "
-        "dpo, or format: prompt, columns: {completion: chosen} and ignore: [rejected] to learn the chosen answers (of "
-        "conversations format: messages and columns: {messages: chosen})"
+        "or orpo, but the runs of this data set read texts to learn, for train.objective: sft or distill; set "
+        "train.objective: dpo, or format: prompt, columns: {completion: chosen} and ignore: [rejected] to learn the "
+        "chosen answers (of conversations format: messages and columns: {messages: chosen})"
     )
     with pytest.raises(UserError, match=r"^prepare: format of rows.jsonl is prompt, which has texts.*objective: sft"):
         form_of(source._replace(settings=Source(format="prompt")), tmp_path, "pairs")

@@ -105,6 +105,7 @@ STATS = {
     "validation_packed_rows": 3,
     "train_tokens": 900,
     "train_supervised_tokens": 90,
+    "validation_supervised_tokens": 30,
     "train_mean_row_of_a_token": 80.0,
 }
 FLOPS = UsefulFlops(token=1.0, squared_token=2.0, supervised_token=3.0, peak=None)

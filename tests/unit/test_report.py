@@ -443,7 +443,8 @@ def test_dvc_shows_headline_metrics_in_120_columns(further: dict[str, tuple[floa
     """From the `metrics:` of this project's dvc.yaml."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].values()
     paths = [path for entry in stages for path in entry.get("do", entry).get("metrics", [])]
-    paths = [path for path in paths if "/tasks/" not in path]  # metrics of tasks are separate lines
+    # Metrics of tasks and selections are separate lines.
+    paths = [path for path in paths if "/tasks/" not in path and "/selections/" not in path]
     assert set(paths) == {"results/${key}/summary.json"}
     files = [paths[0].replace("${key}", run) for run in ("default", "packing")]
     for file in files:

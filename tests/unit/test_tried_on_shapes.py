@@ -33,6 +33,7 @@ EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "
 TOWER = TEXT | {"image_size": 28, "patch_size": 14}
 STATS = {"longest_packed_row": 100, "most_supervised": 50, "train_packed_rows": 9, "train_tokens": 700}
 STATS |= {"train_supervised_tokens": 300, "train_mean_row_of_a_token": 80, "validation_packed_rows": 3}
+STATS |= {"validation_supervised_tokens": 30}
 STATS |= {"train_rows": 9, "train_common_prefix": 0}
 
 

@@ -38,20 +38,22 @@ QUERIES = 64
 KNOWN = ("position_ids", "s_aux", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
 """Tensors for an attention that change no score of a row, or that this project's attention takes."""
 BUILT_IN, UNDECIDED = "has its attention built in", "cannot be tried with attention without a mask"
+UNTOLD = "does not tell its attention the window of its mask"
 FULL = 0
 """The window of a causal mask without one."""
 
 
-def why_not(config: Any) -> str | None:
+def why_not(config: Any, believed: bool = False) -> str | None:
     """Return why a model cannot compute with this project's attention, as in "needs a mask for its attention"; None if
-    it can, or if its class says so."""
+    it can, or if its class says so and a trial shows no window that it would lose. `believed`: without that trial."""
     model = model_class(config)
-    if model._supports_attention_backend and model._supports_flash_attn:
+    declared = model._supports_attention_backend and model._supports_flash_attn
+    if declared and believed:
         return None
     key = f"{model.__name__} {config.to_json_string(use_diff=False)}"
     if key not in _KNOWN:
         _KNOWN[key] = tried(config)
-    return _KNOWN[key]
+    return None if declared and _KNOWN[key] != UNTOLD else _KNOWN[key]
 
 
 def tried(config: Any) -> str | None:
@@ -127,8 +129,8 @@ class _Trial:
     def begin(self, masked: bool) -> None:
         """Begin a pass whose masks are tensors, if `masked`, or None."""
         self.masked = masked
-        self.windows: dict[int, int] = {}
-        """The window of each mask, by the tensor's id."""
+        self.windows: dict[int, int | None] = {}
+        """The window of each mask, by the tensor's id; None if it is not one of positions alone."""
         self.masks: list[torch.Tensor] = []
         self.calls = 0
         self.fault: str | None = None
@@ -145,7 +147,7 @@ class _Trial:
             return None
         mask = torch.zeros((batch_size, 1, q_length, kv_length), dtype=torch.bool)
         self.masks.append(mask)  # so that no other tensor gets its id
-        self.windows[id(mask)] = FULL if window is None else window
+        self.windows[id(mask)] = window
         return mask
 
     def attend(
@@ -175,8 +177,8 @@ class _Trial:
             self._end("gives its attention other keys than its tokens'")
         else:
             told = sliding_window if sliding_window and sliding_window < FARTHEST else FULL
-            if told != self.windows[id(attention_mask)]:
-                self._end("needs a mask for its attention")
+            if self.windows[id(attention_mask)] not in (None, told):
+                self.fault = UNTOLD  # before all others, as no class's word stands against it
         return value.new_zeros((query.shape[0], query.shape[2], query.shape[1], value.shape[3])), None
 
     def used(self) -> None:

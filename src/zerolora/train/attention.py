@@ -48,12 +48,13 @@ def no_attention(name: str, error: ValueError) -> UserError:
     )
 
 
-def check_attention(name: str, config: Any) -> None:
-    """Raise UserError if the config's attention cannot replace that of a model's class.
+def check_attention(name: str, config: Any, rendered: bool = False) -> None:
+    """Raise UserError if the config's attention cannot replace that of a model's class; `rendered` if `render` has
+    tried a class that says that it can.
 
     Some classes would fail with a KeyError while they are built, others would silently keep their own attention.
     """
-    if name == "flash" and (why := why_not(config)):
+    if name == "flash" and (why := why_not(config, believed=rendered)):
         model = model_class(config)
         others = "sdpa or eager" if model._supports_sdpa else "eager"
         raise UserError(f"train.attention is flash, but transformers' {model.__name__} {why}; set attention: {others}")

@@ -38,7 +38,7 @@ def load(weights: Path, plan: TrainingPlan, config: ZeroJson, engine: type[Engin
     not read whole, every rank quantizes each weight as it is read, and keeps its part (Engine.keep).
     Raises UserError if the model does not have the plan's attention, or bitsandbytes is not installed.
     """
-    check_attention(plan.attention, config_of(weights))
+    check_attention(plan.attention, config_of(weights), rendered=True)
     loading = loading_of(plan, config, engine)
     stored = stored_quantization(weights)
     check_quantizes(weights, plan.method, TRAINABLE[plan.method].quantizes())
