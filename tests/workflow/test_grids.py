@@ -55,7 +55,7 @@ def project(make_project: Callable[[str], Project]) -> Project:
 def test_dvc_knows_each_run(project: Project) -> None:
     runs = [f"sweep-r{r}" for r in (2, 4)]
     start: dict[str, Any] = {"dataset": "rows", "start": "results/data/rows/stats.json", "packed": "sweep"}
-    start |= {"reference": "results/data/rows/mask.json", "referenced": ""}
+    start |= {"reference": "results/data/rows/mask.json", "referenced": "", "taught": ""}
     start["tasks"] = [f"results/data/rows/{file}" for file in DATA_FILES]
     assert in_file(project) == {
         "packed": {"sweep": {"dataset": "rows"}},

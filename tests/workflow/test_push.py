@@ -634,11 +634,12 @@ def test_a_push_states_what_it_was_made_from(here: Path, tmp_path: Path, key: Pa
     trusted.write_text(f"me@example.org {key.with_suffix('.pub').read_text()}")
     (outcome,), _ = verify(to, Trust(trusted))
     assert outcome.what.startswith(
-        "statements/provenance.json: 5 of 5 files as built; signed by me@example.org, SHA256:"
+        "statements/provenance.json: 6 of 6 files as built; signed by me@example.org, SHA256:"
     )
     assert outcome.word == "verified"
     file = envelope.read(to / "statements/provenance.json")
     own = {"README.md", "manifest.json", "statements/provenance.json", "croissant.json", "ro-crate-metadata.json"}
+    own.add("record.json")
     assert file.statement.subjects == {name: sha256(to / name) for name in files_in(to) - own}
     definition = file.statement.predicate["buildDefinition"]
     assert definition["externalParameters"]["config"]["train"]["learning_rate"] == 0.01

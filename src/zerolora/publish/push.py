@@ -57,8 +57,8 @@ def push(
     model = product_of(finished, what)
     product = with_files(model, record, include)
     title = directory.resolve().name if directory else repository
-    texts = product.rewritten | _evidence(finished, model, title, sign, directory is None, revision)
-    texts[RECORD] = as_text(record)
+    written = as_text(record)
+    texts = product.rewritten | _evidence(finished, product, written, title, sign, directory is None, revision)
     texts[MANIFEST] = _manifest(product, texts, run)
     size = f"{len(product.files | texts)} files, {byte_size(product.bytes)}"
     if directory is not None:
@@ -81,11 +81,18 @@ def _directory(to: str) -> Path | None:
 
 
 def _evidence(
-    run: FinishedRun, product: PushedModel, title: str, sign: str | None, is_repository: bool, branch: str | None
+    run: FinishedRun,
+    product: PushedModel,
+    record: str,
+    title: str,
+    sign: str | None,
+    is_repository: bool,
+    branch: str | None,
 ) -> dict[str, str]:
-    """Return the card, the descriptions, and the statements of the builder and of rebuilds, by name."""
+    """Return the card, the descriptions, among them the record, and the statements of the builder and of rebuilds, by
+    name."""
     rebuilds = rebuild_statements(product.hashes)
-    described = {croissant.NAME: croissant.croissant(run)}
+    described = {RECORD: record, croissant.NAME: croissant.croissant(run)}
     if crate := run_crate.run_crate(run, product, title):
         described[run_crate.NAME] = crate
     digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in described.items()}
