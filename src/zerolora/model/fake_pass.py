@@ -42,13 +42,18 @@ def even_splits() -> Iterator[None]:
     """Let a class divide a tensor into parts of sizes that are read from another, as some do with the tokens of each
     expert: into equal parts. With anything else that is computed from such a size, the pass ends with an error."""
     fake: Any = FakeTensor
-    usual = fake.tolist, fake.split
-    fake.tolist, fake.split = _numbers, _split
+    replaced = {"tolist": _numbers, "split": _split}
+    before = {name: vars(fake)[name] for name in replaced if name in vars(fake)}  # the others are inherited
+    for name, function in replaced.items():
+        setattr(fake, name, function)
     try:
         yield
     finally:
-        fake.tolist = usual[0]
-        del fake.split  # inherited
+        for name in replaced:
+            if name in before:
+                setattr(fake, name, before[name])
+            else:
+                delattr(fake, name)
 
 
 def _split(tensor: Any, split_size: Any, dim: int = 0) -> Any:
