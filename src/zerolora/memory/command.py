@@ -164,7 +164,8 @@ def memory(
     _check_sharing(model_spec, spec)
     specs = _specs(model_spec, spec, strategies, deepspeed)
     generation = (prompt_length, answer_length) if prompt_length and answer_length else None
-    entries = _entries(model_spec, specs, capacity, max_micro_batch, max_sequence_length, evaluation_batch, generation)
+    searched = max_micro_batch, max_sequence_length
+    entries = _entries(model_spec, specs, capacity, *searched, evaluation_batch, generation, changes=as_json)
     if as_json:
         say("\n".join(json.dumps(entry) for entry in entries))
     else:
@@ -242,15 +243,17 @@ def _entries(
     max_sequence_length: bool,
     evaluation_batch: int | None,
     generation: tuple[int, int] | None,
+    changes: bool,
 ) -> list[dict[str, Any]]:
-    """Return the estimate of each spec with the requested searches and inferences, null where not requested."""
+    """Return the estimate of each spec with the requested searches and inferences, null where not requested; with
+    `changes`, also what would lower the total, which the table does not show."""
     from zerolora.memory import inference, search
     from zerolora.memory.estimate import estimated
     from zerolora.memory.notes import uncounted
 
     result = []
     for spec in specs:
-        entry = estimated(model, spec, capacity)
+        entry = estimated(model, spec, capacity, changes)
         reserve = entry["gpu"]["reserve"]
         more: dict[str, Any] = dict.fromkeys(("max_micro_batch", "max_sequence_length", "evaluation", "generation"))
         if max_micro_batch:

@@ -161,8 +161,9 @@ def estimates(model: ModelSpec, spec: TrainingSpec, capacity: Capacity, names: l
     return [estimated(model, replace(spec, strategy=name), capacity) for name in names]
 
 
-def estimated(model: ModelSpec, spec: TrainingSpec, capacity: Capacity) -> dict[str, Any]:
-    """Return the estimate of one spec, with its largest term and the changes that would lower the total."""
+def estimated(model: ModelSpec, spec: TrainingSpec, capacity: Capacity, changes: bool = True) -> dict[str, Any]:
+    """Return the estimate of one spec, with its largest term and, with `changes`, those that would lower the total: a
+    model without a table may be traced for them."""
     prediction = predict(model, spec)
     fault = fault_of(model, spec, capacity)
     terms = {name: value for name, value in prediction.gpu.items() if name not in SUMS}
@@ -175,7 +176,7 @@ def estimated(model: ModelSpec, spec: TrainingSpec, capacity: Capacity) -> dict[
         "fits": fault is None,
         "why": fault or "fits",
         "dominates": max(terms, key=lambda name: terms[name]),
-        "would_lower": remedies(model, spec, prediction.gpu["total"]),
+        **({"would_lower": remedies(model, spec, prediction.gpu["total"])} if changes else {}),
         "counted_from": model.counted,
         "notes": notes(model, spec),
     }
