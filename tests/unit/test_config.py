@@ -435,7 +435,7 @@ MISTAKES = [
     ("train.nodes", 2, ["train.nodes", "2 nodes of 1", "use 1 or less"]),
     ("evaluate.vllm_python", "python", ["evaluate.vllm_python", "set engine: vllm"]),
     ("evaluate", {"engine": "vllm", "ranks": 2}, ["evaluate.ranks", "2 with engine: vllm", "use 1"]),
-    ("samples.own", {"of": {"run": "defalt"}}, ["samples.own.of.run", "'defalt' is not a run; use one of default"]),
+    ("samples.own", {"of": {"run": "other"}}, ["samples.own.of.run", "'other' is not a run; use one of default"]),
     ("samples.own", {"of": {"base": True}}, ["samples.own.dataset", "is not set, and only a run has one"]),
     ("samples.own", {"of": {"base": True}, "dataset": "row"}, ["samples.own.dataset", "'row'", "use one of rows"]),
     ("samples.own", {"of": {}}, ["samples.own.of", "has none of its keys", "give one of run: NAME"]),

@@ -95,7 +95,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no round": (_rounds(rounds=0), "rounds.own.rounds: 0 is not valid"),
     "a key of samples": (_rounds(rounds=2, samples={"m": 3}), "rounds.own.samples.m: there is no such key"),
-    "a value of selections": (_rounds(rounds=2, selections={"keep": "righ"}), "rounds.own.selections.keep: 'righ'"),
+    "a value of selections": (_rounds(rounds=2, selections={"keep": "good"}), "rounds.own.selections.keep: 'good'"),
     "pairs for sft": (_rounds(selections={"keep": "pairs"}), "have objective sft; use keep: right or best or all"),
     "best of right ones": (_rounds(selections={"keep": "best"}), "keep: best, but right answers are equally good"),
     "a score of another check": (
