@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -155,6 +156,21 @@ def test_held_out_rows_have_the_same_tokens(folder: Folder) -> None:
         UserError, match="no row is left to train on; 1 rows with a prompt of a later split are dropped, which rows"
     ):
         folder.selection("own", [asked(HELD_OUT[0], "yes")])
+        folder.prepare("round", selections=["own"], held_out="rows")
+
+
+def test_held_out_rows_of_an_earlier_version_are_prepared_again(folder: Folder) -> None:
+    """Their results may be kept."""
+    data = folder.rows([])
+    folder.selection("own", [asked("Hi", "yes")])
+    table = open_table(data, "test").drop_columns(["hashes"]).combine_chunks()
+    (data / "test.arrow").unlink()  # the table is a view of it
+    with pyarrow.OSFile(str(data / "test.arrow"), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as out:
+        out.write_table(table)
+    manifest = json.loads((data / "manifest.json").read_text())
+    files = {name: describe(data)[name] for name in manifest["files"]}
+    write_json(data / "manifest.json", manifest | {"files": files})
+    with pytest.raises(UserError, match=r"test.arrow: was written by an earlier version.* stage prepare rows. again"):
         folder.prepare("round", selections=["own"], held_out="rows")
 
 

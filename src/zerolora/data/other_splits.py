@@ -48,6 +48,11 @@ class OtherSplits:
                 "have other tokens; prepare both for the same model, with the same template and added tokens"
             )
         tables = {name: open_table(data, name) for name in NAMES}
+        if lacking := next((name for name, table in tables.items() if HASHES not in table.column_names), None):
+            raise UserError(
+                f"{data / lacking}.arrow: was written by an earlier version, without the column {HASHES}; run "
+                f"`zerolora stage prepare {settings.held_out}` again"
+            )
         return cls(settings, tables, list(manifest["sources"]))
 
     @property
