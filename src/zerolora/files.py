@@ -5,6 +5,7 @@ incomplete one. Unfinished ones are named `.NAME.HOST.PID.tmp`, which .gitignore
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -249,3 +250,19 @@ def _umask() -> int:
     umask = os.umask(0o077)
     os.umask(umask)
     return umask
+
+
+@contextmanager
+def locked(folder: Path, running: str) -> Iterator[None]:
+    """Lock a folder in the block, made if it is missing. Raises UserError, with the text `running`, if another process
+    has locked it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: {running}") from None
+        yield
+    finally:
+        os.close(handle)

@@ -31,6 +31,7 @@ LAYERS: list[set[str]] = [
         "config.run_checks",
         "config.continued_checks",
         "config.selection_checks",
+        "config.task_checks",
         "config.resolve",
         "config.runs_file",
     },

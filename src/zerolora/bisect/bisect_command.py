@@ -5,13 +5,10 @@ The good and the bad revision are trained with several seeds. If they differ by 
 to make the good one bad.
 """
 
-import fcntl
 import io
-import os
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -25,6 +22,7 @@ from zerolora.bisect.noise import Noise, Side
 from zerolora.bisect.probes import ProbeResult, Probes, hours_of, metrics_of
 from zerolora.bisect.revisions import commit_of, git, uncommitted
 from zerolora.errors import UserError, shown
+from zerolora.files import locked
 from zerolora.log import LOGGER, say
 from zerolora.units import counted
 
@@ -59,7 +57,7 @@ class NothingFoundError(Exception):
 
 
 def bisect(request: BisectRequest) -> int:
-    """Bisect, and return the exit code. Raises UserError for a wrong use, or if a revision itself cannot run."""
+    """Bisect, and return the exit code. Raises UserError for a usage error, or if a revision itself cannot run."""
     if request.seeds < 2:
         raise UserError(f"--seeds {request.seeds}: the noise of one seed is not known; use 2 or more")
     if request.metric and request.better is None and request.metric not in (*HIGHER, *LOWER):
@@ -84,7 +82,8 @@ def bisect(request: BisectRequest) -> int:
     if not request.starts:
         say("Nothing has run; the same command with --yes starts it.")
         return FOUND
-    with _locked(FOLDER / f"{compared.run}-{good[:8]}-{bad[:8]}") as folder:
+    folder = FOLDER / f"{compared.run}-{good[:8]}-{bad[:8]}"
+    with locked(folder, "this bisection is running already; wait until it has ended"):
         return _Bisection(request, compared, cost, Probes(folder, compared, request.command)).outcome()
 
 
@@ -332,18 +331,3 @@ def _metric(request: BisectRequest, results: Sequence[Mapping[str, float]]) -> s
     if metric not in common:
         raise UserError(f"--metric {metric}: a result has no such number; choose among {', '.join(common)}")
     return metric
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[Path]:
-    """Lock the folder of a bisection. Raises UserError if it runs already."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder}: this bisection is running already; wait until it has ended") from None
-        yield folder
-    finally:
-        os.close(handle)

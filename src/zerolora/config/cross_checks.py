@@ -20,10 +20,11 @@ from zerolora.config.resolve import models_by_source, models_on_load, run_sectio
 from zerolora.config.run_checks import impossible_run
 from zerolora.config.run_objectives import holds_out, reference_adapter, row_kinds, teacher_of
 from zerolora.config.sample_checks import impossible_samples
-from zerolora.config.schema import AskedTask, Config, Prepare, Train, data_folders
+from zerolora.config.schema import Config, Prepare, Train, data_folders
 from zerolora.config.section import Fault
 from zerolora.config.selection_checks import impossible_selections
-from zerolora.config.user_files import settings_with_files, user_task, user_template
+from zerolora.config.task_checks import unusable_task
+from zerolora.config.user_files import user_template
 from zerolora.config.values import HUB_ADAPTERS, RESERVED_RUNS
 from zerolora.data.formats import FORMS
 from zerolora.errors import UserError, shown
@@ -46,7 +47,7 @@ def impossible(config: Config, before_first_trial: bool = False) -> Iterable[Fau
     for name, data in config.prepare.items():
         yield from unknown_model(config, name)
         yield from unreadable_template(data, ("prepare", name))
-        yield from unusable_task(data, ("prepare", name))
+        yield from unusable_task(data.check, data.check_settings, ("prepare", name))
         yield from _at(("prepare", name), data.faults())
         yield from rows_that_the_objective_does_not_read(config, name)
     yield from impossible_tasks(config)
@@ -119,20 +120,6 @@ def unreadable_template(data: Prepare, here: tuple[str, ...]) -> Iterable[Fault]
         yield (*here, "template"), str(error)
 
 
-def unusable_task(section: Prepare | AskedTask, here: tuple[str, ...]) -> Iterable[Fault]:
-    """Yield mistakes in the task that checks answers. The user's Python file is not executed."""
-    try:
-        user_task(section.check)
-    except UserError as error:
-        yield (*here, "check"), str(error)
-    try:
-        settings = settings_with_files(section.check_settings)
-        if section.check in TASKS:
-            TASKS[section.check].configured(settings)
-    except (UserError, ValueError) as error:
-        yield (*here, "check_settings"), str(error)
-
-
 def rows_that_the_objective_does_not_read(config: Config, name: str) -> Iterable[Fault]:
     """Yield settings of a data set that do not suit the objectives of its runs."""
     data, kinds, here = config.prepare[name], row_kinds(config, name), ("prepare", name)
@@ -170,7 +157,7 @@ def impossible_tasks(config: Config) -> Iterable[Fault]:
     for name in tasks.rows.keys() & tasks.harness.keys():
         yield ("tasks", "harness", name), f"{name} is in tasks.rows too; give one another name"
     for name, task in tasks.rows.items():
-        yield from unusable_task(task, ("tasks", "rows", name))
+        yield from unusable_task(task.check, task.check_settings, ("tasks", "rows", name))
         ask = TASKS[task.check].ask if task.check in TASKS else None
         yield from _at(("tasks", "rows", name), task.faults(ask))
 

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 from zerolora.config.run_objectives import holds_out, reference_adapter, row_kinds, teacher_of
 from zerolora.config.schema import Config
 from zerolora.config.section import Fault
-from zerolora.config.user_files import settings_with_files, user_task
+from zerolora.config.task_checks import unusable_task
 from zerolora.config.values import JUDGE, RUN_ADAPTER
 from zerolora.data.sampled_rows import KINDS
-from zerolora.errors import UserError, shown
+from zerolora.errors import shown
 from zerolora.evaluate.tasks import TASKS
 
 Node = tuple[str, str]
@@ -47,16 +47,7 @@ def _unusable_check(config: Config, name: str) -> Iterator[Fault]:
             yield (*here, "check"), "judge, but judge.endpoint or judge.model is not set; set both"
         return
     if section.check is not None:
-        try:
-            user_task(section.check)
-        except UserError as error:
-            yield (*here, "check"), str(error)
-        try:
-            settings = settings_with_files(section.check_settings)
-            if section.check in TASKS:
-                TASKS[section.check].configured(settings)
-        except (UserError, ValueError) as error:
-            yield (*here, "check_settings"), str(error)
+        yield from unusable_task(section.check, section.check_settings, here)
     known = _scores(section.check) if section.check and section.check in TASKS else None
     if section.score is not None and known is not None and section.score not in known:
         listed = f"which has {', '.join(known)}" if known else "which has none"

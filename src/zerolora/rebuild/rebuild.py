@@ -14,7 +14,7 @@ from typing import Any
 
 from zerolora import __version__
 from zerolora.errors import UserError, install_command
-from zerolora.files import write_json
+from zerolora.files import locked, write_json
 from zerolora.log import result, say
 from zerolora.machine.identity import computing
 from zerolora.publish.record import names_of, raw_inputs, stage_of
@@ -85,13 +85,14 @@ def rebuild(source: str, options: Options) -> int:
     _check_code(was, options)
     segments = audit.drawn(was, options.share, options.seed) if options.share is not None else None
     _print_plan(was, folder, segments)
-    was.download()
-    verdict = _of_damage(was)
-    if verdict is None:
-        make_folder(was, folder, options.given)
-        verdict = _run(was, folder) if segments is None else audit_run(was, folder, segments)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / RESULT, as_json(was, folder, verdict, time.monotonic() - started))
+    with locked(folder.parent, "another rebuild is running here; run this one when it has ended"):
+        was.download()
+        verdict = _of_damage(was)
+        if verdict is None:
+            make_folder(was, folder, options.given)
+            verdict = _run(was, folder) if segments is None else audit_run(was, folder, segments)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / RESULT, as_json(was, folder, verdict, time.monotonic() - started))
     _print_verdict(verdict, folder)
     return CODES[verdict.verdict]
 

@@ -6,13 +6,11 @@ The state of a search is its file of trials (config/studies.py) and their result
 runs the trials in the file before it chooses others.
 """
 
-import fcntl
 import os
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from zerolora.config.runs_file import write_runs
 from zerolora.config.schema import Search
 from zerolora.config.studies import FOLDER, Study, path_of, read_study, run_of, write_study
 from zerolora.errors import UserError, shown
+from zerolora.files import locked
 from zerolora.log import LOGGER
 from zerolora.report.comparison_rows import NO_MESSAGE, all_runs
 from zerolora.search.outcomes import RESULTS, outcomes
@@ -34,7 +33,7 @@ def search(name: str, config: Path, command: Sequence[str]) -> Study:
     Raises UserError if the config or the file of trials is invalid, or if the command fails for a reason other than a
     failed trial.
     """
-    with _locked(name):
+    with locked(FOLDER, f"another search is running here; run {name} when it has ended"):
         while True:
             settings, study = _settings(config, name), read_study(name)
             # Also if all trials are finished: the config may have been edited since, which changes their losses.
@@ -155,18 +154,3 @@ def run_to_end(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _locked(name: str) -> Iterator[None]:
-    """Lock all searches. Raises UserError if another search is running."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    folder = os.open(FOLDER, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{FOLDER}: another search is running here; run {name} when it has ended") from None
-        yield
-    finally:
-        os.close(folder)
