@@ -48,6 +48,7 @@ PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
     "llama-3-8b-orpo-qlora-1x24gb": {"orpo": ("ddp", 1, False)},
     "llama-3.1-8b-distill-70b-8x80gb": {"distilled": ("ddp", 1, False), "sft": ("ddp", 1, False)},
     "llama-3.1-8b-128k-8x80gb": {"long": ("ddp", 1, True)},
+    "llama-3.1-8b-rounds-8x80gb": dict.fromkeys(("first", "own-round1", "own-round2"), ("ddp", 1, False)),
     "lfm2-8b-a1b-qlora-1x24gb": {"qlora": ("ddp", 8, True)},
     "llama-3.2-1b-full-2x24gb": {"full": ("zero1", 1, False)},
     "nemotron-3-nano-30b-lora-1x80gb": {"lora": ("ddp", 1, True)},
@@ -216,7 +217,8 @@ def test_its_plan_fits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("name", "chosen"),
-    # Those of the tiny Llama's family with one source of rows are trained so in the other files of this folder.
+    # Those of the tiny Llama's family with one source of rows are trained so in the other files of this folder, and
+    # rounds in workflow/test_rounds.py.
     [(name, next(iter(runs))) for name, runs in PLANNED.items() if name in FAMILY] + [*LIKE_IT],
 )
 def test_it_trains_a_tiny_stand_in(name: str, chosen: str, bench: Bench, bench_of: Callable[[str], Bench]) -> None:

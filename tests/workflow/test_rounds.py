@@ -1,4 +1,5 @@
-"""Two rounds of sampling, selecting and training: one graph for both engines, and what each edit runs again.
+"""Two rounds of sampling, selecting and training, those of a recipe: one graph for both engines, and what each edit
+runs again.
 
 It takes some twenty seconds, the time of three small runs: nothing shorter shows that a round begins with the last.
 """
@@ -8,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Project
+import yaml
+from conftest import ROOT, Project
 from engines import (
     Asker,
     dvc_changed,
@@ -34,14 +36,14 @@ def judge(row: Row, answer: str) -> Judgement:
 
 TASK = Task(name="even", rule="its length is even", judge=judge, example=TaskExample("a?", "b", "bb", "b"))
 """
-ROUNDS = {
+RECIPE = "config/recipes/llama-3.1-8b-rounds-8x80gb/config.yaml"
+TINY: dict[str, Any] = {
     "of": "default",
-    "rounds": 2,
     # The model is random: one of these letters ends an answer of it soon.
-    "samples": {"n": 8, "max_new_tokens": 24, "stop": [*"aeiorstn "]},
-    "selections": {"check": CHECK, "keep": "pairs", "most": 2},
-    "train": {"max_steps": 1, "objective": "dpo", "dpo": {"reference": "default"}},
-}
+    "samples.stop": [*"aeiorstn "], "samples.max_new_tokens": 24, "samples.ranks": 1,
+    "selections.check": CHECK, "train.max_steps": 1, "train.dpo.reference": "default",
+}  # fmt: skip
+"""What the recipe's rounds have otherwise here."""
 ONE, TWO = "own-round1", "own-round2"
 BOTH = {f"select@{ONE}", f"select@{TWO}"}
 
@@ -51,7 +53,9 @@ def finished(make_project: Callable[[str], Project]) -> Project:
     """Return a project whose rounds snakemake has finished and DVC has recorded."""
     project = make_project("rounds")
     (project.directory / CHECK).write_text(TASK)
-    edit_config(project, **{"rounds": {"own": json.loads(json.dumps(ROUNDS))}})
+    rounds = yaml.safe_load((ROOT / RECIPE).read_text(encoding="utf-8"))["rounds"]
+    edit_config(project, rounds=rounds, **{f"rounds.own.{key}": value for key, value in TINY.items()})
+    assert (rounds["own"]["rounds"], rounds["own"]["samples"]["n"]) == (2, 8)
     ran = snakemake_ran(project)
     of_round = {
         f"{stage}@{name}" for stage in ("sample", "select", "prepare", "reference", "train") for name in (ONE, TWO)
