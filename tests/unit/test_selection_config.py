@@ -81,6 +81,9 @@ def _more(**entry: Any) -> dict[str, Any]:
     return {**SAMPLED, "prepare": {"more": {"model": "tiny", **entry}}}
 
 
+NONE = {"validation": 0, "test": 0}
+
+
 def _reference(name: str) -> dict[str, Any]:
     train = {"objective": "dpo", "dpo": {"reference": name}}
     entry = {"path": "rows.json", "split": {"validation": 2, "test": 2}}
@@ -118,7 +121,15 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no split": (_more(path="rows.json"), "prepare.more.split: is missing; add it, or held_out"),
     "held-out rows of its own": (
         _more(selections=["x"], split={"validation": 0, "test": 2}),
-        "split.test: 2 rows would be the model's own answers",
+        "split.test: 2, but a data set with selections holds out no rows itself",
+    ),
+    "held-out rows of a source beside selections": (
+        _more(path="rows.json", selections=["x"], split=NONE, sources={"a.json": {"split": "test"}, "b.json": {}}),
+        "sources.a.json.split: test, but a data set with selections holds out no rows itself",
+    ),
+    "held-out rows that a selection may have made": (
+        _more(path="results/selections/x/rows.jsonl", split={"validation": 0, "test": 2}),
+        "prepare.more.path: results/selections/x/rows.jsonl, but selections are compared with its rows",
     ),
     "two kinds of held-out rows": (
         _more(selections=["x"], held_out="rows", split={"validation": 0, "test": 2}),

@@ -392,6 +392,7 @@ def select(
     selection: str,
     data: Path,
     samples: Path,
+    questions: Path,
     output: Path,
     work: Path,
     ask_judge: bool = False,
@@ -401,7 +402,7 @@ def select(
     from zerolora.select.select import select as stage
 
     checked = _typed(SelectSettings, settings)
-    stage(checked, selection, data, samples, work, output, os.environ if ask_judge else None)
+    stage(checked, selection, data, samples, questions, work, output, os.environ if ask_judge else None)
 
 
 def export_target(

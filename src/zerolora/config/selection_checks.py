@@ -1,7 +1,9 @@
 """Checks of `selections`, and of the data sets that read them, against the other sections of the config."""
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
+from zerolora.config.evaluated_questions import evaluated_questions
 from zerolora.config.run_objectives import holds_out, reference_adapter, row_kinds, teacher_of
 from zerolora.config.schema import Config
 from zerolora.config.section import Fault
@@ -37,6 +39,20 @@ def impossible_selections(config: Config) -> Iterable[Fault]:
         if data.held_out is not None:
             yield from _impossible_held_out(config, name, data.held_out)
     yield from _circle(config)
+    yield from _evaluated_with_results(config)
+
+
+def _evaluated_with_results(config: Config) -> Iterator[Fault]:
+    """Yield what selections are compared with, but is read from results, which may be made of a selection."""
+    for each in evaluated_questions(config).values():
+        if each.dataset is not None:
+            here, path = ("prepare", each.dataset, "path"), config.prepare[each.dataset].path
+        else:
+            here = ("tasks", "rows", str(each.task), "path")
+            path = config.tasks.rows[str(each.task)].path
+        if path and Path(path).is_relative_to("results"):
+            text = f"{path}, but selections are compared with its rows, which may be made of one; copy them to another"
+            yield here, f"{text} folder, or name a selection in selections"
 
 
 def _unusable_check(config: Config, name: str) -> Iterator[Fault]:

@@ -338,6 +338,15 @@ class SelectSettings(SelectionSection):
     """Text of the file that `check` names; None for a task of the registry and for judge."""
     judge: JudgeSettings | None = None
     """The judge, with check: judge."""
+    held_out: list[str] = Field(default_factory=list)
+    """Names in results/held_out whose questions no row may ask, beside those of the data set that was asked."""
+
+
+class HeldOutSettings(Section):
+    """Settings of `held_out`: the data set or the task whose questions it collects."""
+
+    dataset: str | None = None
+    task: str | None = None
 
 
 class ReportSettings(schema.Report):
@@ -423,6 +432,8 @@ class Resolved(Section):
     """By sample."""
     selections: dict[str, SelectSettings] = Field(default_factory=dict)
     """By selection."""
+    held_out: dict[str, HeldOutSettings] = Field(default_factory=dict)
+    """By name in results/held_out, with selections."""
     judge: JudgeSettings
     runs: dict[str, RunSettings]
     """By run."""
