@@ -70,7 +70,14 @@ def test_rounds_are_written_out() -> None:
         "prepare": {"rows", "own-round1"},
         "selections": {"own-round1"},
         "samples": {"own-round1"},
+        "tasks": set(),
     }
+    more = {"model": "tiny", "path": "rows.json", "split": {"validation": 0, "test": 2}}
+    tasks = {"rows": {"sums": {"path": "rows.json"}}}
+    compared = loaded(rounds={"own": own}, runs={"default": run}, prepare={"more": more}, tasks=tasks)
+    found = all_of(compared, "own-round1")
+    assert (found["prepare"], found["tasks"]) == ({"rows", "more", "own-round1"}, {"sums"})
+    assert resolve(compared).selections["own-round1"].held_out == ["data-more", "task-sums"]
 
 
 def _rounds(**own: Any) -> dict[str, Any]:

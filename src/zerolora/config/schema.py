@@ -1203,8 +1203,13 @@ class Config(Section):
 
     @functools.cached_property
     def used_data(self) -> frozenset[str]:
-        """The data sets that runs are trained on, that samples ask, and whose held-out rows are those of another."""
+        """The data sets that runs are trained on, that samples ask, whose held-out rows are those of another, and that
+        selections are compared with: all that hold out rows."""
         used = {*(run.dataset for run in self.all_runs.values()), *self.sampled_data} & self.prepare.keys()
+        if self.selections:
+            used |= {
+                name for name, data in self.prepare.items() if data.holds_out("validation") or data.holds_out("test")
+            }
         while others := {str(self.prepare[name].held_out) for name in used} & self.prepare.keys() - used:
             used |= others
         return frozenset(used)

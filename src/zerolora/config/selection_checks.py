@@ -45,11 +45,10 @@ def impossible_selections(config: Config) -> Iterable[Fault]:
 def _evaluated_with_results(config: Config) -> Iterator[Fault]:
     """Yield what selections are compared with, but is read from results, which may be made of a selection."""
     for each in evaluated_questions(config).values():
+        here: tuple[str, ...] = ("tasks", "rows", str(each.task), "path")
         if each.dataset is not None:
-            here, path = ("prepare", each.dataset, "path"), config.prepare[each.dataset].path
-        else:
-            here = ("tasks", "rows", str(each.task), "path")
-            path = config.tasks.rows[str(each.task)].path
+            here = ("prepare", each.dataset, "path")
+        path = config.prepare[each.dataset].path if each.dataset else config.tasks.rows[str(each.task)].path
         if path and Path(path).is_relative_to("results"):
             text = f"{path}, but selections are compared with its rows, which may be made of one; copy them to another"
             yield here, f"{text} folder, or name a selection in selections"
@@ -134,7 +133,7 @@ def _circle(config: Config) -> Iterator[Fault]:
 
 def all_of(config: Config, run: str) -> dict[str, set[str]]:
     """Return the names in each section of what a run is made of, with itself."""
-    result: dict[str, set[str]] = {section: set() for section in ("prepare", "selections", "samples", "runs")}
+    result: dict[str, set[str]] = {section: set() for section in ("prepare", "selections", "samples", "runs", "tasks")}
     waiting: list[Node] = [("runs", run)]
     while waiting:
         section, name = waiting.pop()
@@ -154,6 +153,8 @@ def made_of(config: Config, node: Node) -> Iterator[Node]:
             yield "prepare", data.held_out
     elif section == "selections" and name in config.selections:
         yield "samples", config.selections[name].samples
+        for each in evaluated_questions(config).values():
+            yield ("prepare", each.dataset) if each.dataset else ("tasks", str(each.task))
     elif section == "samples" and name in config.samples:
         yield "prepare", config.prompts_of(name)
         if run := config.samples[name].of.run:
