@@ -179,11 +179,12 @@ def test_prompts_that_runs_are_evaluated_with_become_no_row(tmp_path: Path) -> N
     page = (tmp_path / "selected/select.html").read_text()
     assert "<td>data other</td><td>2</td>" in page and WHEN.format("there") not in page
     manifest = (tmp_path / "selected/manifest.json").read_text()
-    assert len(sampled.select(held_out=[])) == 5 and sampled.metrics["held_out_prompts"] == 0
     write_json(tmp_path / "other/manifest.json", {"files": {}})
     held_out(tmp_path / "questions/data-more.jsonl", data=tmp_path / "other")
     assert len(sampled.select(held_out=[*names, "data-more"])) == 2
     assert (tmp_path / "selected/manifest.json").read_text() == manifest, "nothing is prepared again"
+    assert len(sampled.select(held_out=["data-other"], not_asked="data-other")) == 5
+    assert [path.stem for path in (tmp_path / "questions").iterdir()] == ["data-other"], "of the config alone"
     (tmp_path / "questions/data-other.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in questions))
     with pytest.raises(
         UserError, match=r"^selections.mine: all 5 prompts are equal or near to questions of data-other"

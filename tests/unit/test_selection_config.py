@@ -77,7 +77,8 @@ def test_rounds_are_written_out() -> None:
     compared = loaded(rounds={"own": own}, runs={"default": run}, prepare={"more": more}, tasks=tasks)
     found = all_of(compared, "own-round1")
     assert (found["prepare"], found["tasks"]) == ({"rows", "more", "own-round1"}, {"sums"})
-    assert resolve(compared).selections["own-round1"].held_out == ["data-more", "task-sums"]
+    selection = resolve(compared).selections["own-round1"]
+    assert (selection.held_out, selection.not_asked) == (["data-more", "data-rows", "task-sums"], "data-rows")
 
 
 def _rounds(**own: Any) -> dict[str, Any]:

@@ -18,11 +18,9 @@ def evaluated_questions(config: Config) -> dict[str, HeldOutSettings]:
     return data | {f"task-{name}": HeldOutSettings(task=name) for name in sorted(config.tasks.rows)}
 
 
-def compared_with(config: Config, dataset: str) -> list[str]:
-    """Return the names of those that selected answers to prompts of a data set are compared with: all but its own,
-    which it never has a prompt of."""
-    own = _of_data(config.prepare[dataset].held_out or dataset) if dataset in config.prepare else ""
-    return [name for name in evaluated_questions(config) if name != own]
+def own_questions(config: Config, dataset: str) -> str:
+    """Return the name of the questions of a data set's own held-out rows, to which none of its prompts is like."""
+    return _of_data(config.prepare[dataset].held_out or dataset) if dataset in config.prepare else ""
 
 
 def _reads_others(data: Prepare) -> bool:

@@ -18,7 +18,7 @@ from zerolora.config import schema
 from zerolora.config import settings as stages
 from zerolora.config.code import Codes, kept_stages
 from zerolora.config.compared import compared
-from zerolora.config.evaluated_questions import compared_with, evaluated_questions
+from zerolora.config.evaluated_questions import evaluated_questions, own_questions
 from zerolora.config.grids import SEED, SHARED_STAGES
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.objective_sections import ObjectiveSections
@@ -267,7 +267,8 @@ def _selection(config: Config, name: str) -> stages.SelectSettings:
     section = config.selections[name]
     asked = config.prompts_of(section.samples) if section.samples in config.samples else ""
     data = config.prepare.get(asked)
-    own = section.model_dump(exclude={*CHECK}) | {"held_out": compared_with(config, asked)}
+    compared_with = {"held_out": [*evaluated_questions(config)], "not_asked": own_questions(config, asked)}
+    own = section.model_dump(exclude={*CHECK}) | compared_with
     if section.check == JUDGE:
         unread = {key: schema.Judge.model_fields[key].default for key in ("questions", "max_new_tokens", "seed")}
         return stages.SelectSettings(**own, check=JUDGE, judge=config.judge.model_copy(update=unread))

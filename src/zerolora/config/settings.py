@@ -339,7 +339,9 @@ class SelectSettings(SelectionSection):
     judge: JudgeSettings | None = None
     """The judge, with check: judge."""
     held_out: list[str] = Field(default_factory=list)
-    """Names in results/held_out whose questions no row may ask, beside those of the data set that was asked."""
+    """Names in results/held_out whose questions no row may ask: of all data sets and tasks."""
+    not_asked: str = ""
+    """The one of them that no prompt of the data set is like, since `prepare` has compared them."""
 
 
 class HeldOutSettings(Section):

@@ -56,7 +56,8 @@ def select(
     if manifest["prompts"] != sha256(data / "prompts.arrow"):
         raise UserError(f"{samples}: has answers to other prompts than {data} has; run `zerolora stage sample` again")
     prompts = read_prompts(data)
-    found = held_out_prompts(questions, settings.held_out, [prompt.texts for prompt in prompts])
+    names = [each for each in settings.held_out if each != settings.not_asked]
+    found = held_out_prompts(questions, names, [prompt.texts for prompt in prompts])
     like = {*itertools.chain.from_iterable(found.values())}
     if len(like) == len(prompts):
         raise UserError(
@@ -90,6 +91,10 @@ def select(
         "held_out_prompts": len(like),
         **{f"held_out_prompts_{each}": count for each, count in not_asked.items()},
     }
+    # Both engines compare the directory: no data set or task of an earlier config may stay in it.
+    for path in questions.glob("*.jsonl"):
+        if path.stem not in settings.held_out:
+            path.unlink(missing_ok=True)
     with staged_directory(output) as staged:
         write_text(staged / ROWS, "".join(f"{line}\n" for line in lines))
         origin = {"samples_manifest_sha256": sha256(samples / MANIFEST), "prompts": manifest["prompts"]}
