@@ -1,9 +1,8 @@
 """Checks of `selections`, and of the data sets that read them, against the other sections of the config."""
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
-from zerolora.config.evaluated_questions import evaluated_questions
+from zerolora.config.evaluated_questions import evaluated_questions, is_of_results
 from zerolora.config.run_objectives import holds_out, reference_adapter, row_kinds, teacher_of
 from zerolora.config.schema import Config
 from zerolora.config.section import Fault
@@ -49,7 +48,7 @@ def _evaluated_with_results(config: Config) -> Iterator[Fault]:
         if each.dataset is not None:
             here = ("prepare", each.dataset, "path")
         path = config.prepare[each.dataset].path if each.dataset else config.tasks.rows[str(each.task)].path
-        if path and Path(path).is_relative_to("results"):
+        if is_of_results(path):
             text = f"{path}, but selections are compared with its rows, which may be made of one; copy them to another"
             yield here, f"{text} folder, or name a selection in selections"
 
