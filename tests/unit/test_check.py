@@ -170,8 +170,8 @@ def test_a_teacher_is_fetched_and_its_probabilities_are_written_once_for_all_run
     needed = row("disk", WORKSTATION, before).needed
     assert needed.endswith("known once fetched and a teacher's probabilities on rows, known once prepared")
     for name, size in sizes.items():
-        (folder := tmp_path / "resources/models" / name).mkdir(parents=True)
-        (folder / "config.json").write_bytes((ROOT / f"config/recipes/models/{size}.json").read_bytes())
+        (place := tmp_path / "resources/models" / name).mkdir(parents=True)
+        (place / "config.json").write_bytes((ROOT / f"config/recipes/models/{size}.json").read_bytes())
     fetched = needs_of(load(Path("config.yaml")))
     assert fetched.written["weight store"] == 2 * (8_030_261_248 + 70_553_706_496)
     write_json(

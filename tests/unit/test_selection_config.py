@@ -71,14 +71,18 @@ def test_rounds_are_written_out() -> None:
         "selections": {"own-round1"},
         "samples": {"own-round1"},
         "tasks": set(),
+        "harness": set(),
     }
     more = {"model": "tiny", "path": "rows.json", "split": {"validation": 0, "test": 2}}
-    tasks = {"rows": {"sums": {"path": "rows.json"}}}
+    tasks = {"rows": {"sums": {"path": "rows.json"}}, "harness": {"gsm": {"tasks": ["gsm8k"]}}}
     compared = loaded(rounds={"own": own}, runs={"default": run}, prepare={"more": more}, tasks=tasks)
     found = all_of(compared, "own-round1")
-    assert (found["prepare"], found["tasks"]) == ({"rows", "more", "own-round1"}, {"sums"})
+    assert (found["prepare"], found["tasks"], found["harness"]) == ({"rows", "more", "own-round1"}, {"sums"}, {"gsm"})
     selection = resolve(compared).selections["own-round1"]
-    assert (selection.held_out, selection.not_asked) == (["data-more", "data-rows", "task-sums"], "data-rows")
+    assert (selection.held_out, selection.not_asked) == (
+        ["data-more", "data-rows", "task-gsm", "task-sums"],
+        "data-rows",
+    )
 
 
 def _rounds(**own: Any) -> dict[str, Any]:

@@ -431,9 +431,10 @@ class Job:
 
     @property
     def evaluated(self) -> list[str]:
-        """What its questions are of: a data set's manifest, or a task's rows."""
+        """What its questions are of: a data set's manifest, or a task's rows; the harness has those of its own."""
         data, task = (self.names[kind] for kind in ("dataset", "task"))
-        return [f"results/data/{data}/{MANIFEST}" if data else f"results/tasks/{task}.jsonl"]
+        files = {f"results/data/{data}/{MANIFEST}": data, f"results/tasks/{task}.jsonl": task}
+        return [path for path, name in files.items() if name]
 
     @property
     def validation_tasks(self) -> list[str]:

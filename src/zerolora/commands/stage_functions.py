@@ -391,6 +391,14 @@ def judge(
     stage(_typed(JudgeSettings, settings), data, base, tuned, adapter, work, output, os.environ, device)
 
 
+def held_out(settings: Settings, output: Path, data: Path | None = None, rows: Path | None = None) -> None:
+    """Collect the questions that runs are evaluated with, to none of which an answer is selected."""
+    from zerolora.config.settings import HeldOutSettings
+    from zerolora.select.held_out import held_out as stage
+
+    stage(output, data, rows, _typed(HeldOutSettings, settings).harness)
+
+
 def select(
     settings: Settings,
     selection: str,

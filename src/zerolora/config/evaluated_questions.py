@@ -7,7 +7,11 @@ data set with selections are always those of another data set.
 from pathlib import Path
 
 from zerolora.config.schema import Config, Prepare
-from zerolora.config.settings import HeldOutSettings
+from zerolora.config.settings import HarnessTaskSettings, HeldOutSettings
+from zerolora.config.user_files import harness_files
+
+OF_TASK = "task-"
+"""Before the name of a task."""
 
 
 def evaluated_questions(config: Config) -> dict[str, HeldOutSettings]:
@@ -19,8 +23,12 @@ def evaluated_questions(config: Config) -> dict[str, HeldOutSettings]:
     if not config.selections:
         return {}
     own = sorted(name for name in config.used_data if _has_own(config.prepare[name]))
-    data = {_of_data(name): HeldOutSettings(dataset=name) for name in own}
-    return data | {f"task-{name}": HeldOutSettings(task=name) for name in sorted(config.tasks.rows)}
+    result = {_of_data(name): HeldOutSettings(dataset=name) for name in own}
+    result |= {f"{OF_TASK}{name}": HeldOutSettings(task=name) for name in config.tasks.rows}
+    for name, task in config.tasks.harness.items():
+        settings = HarnessTaskSettings(**task.model_dump(), files=harness_files())
+        result[f"{OF_TASK}{name}"] = HeldOutSettings(harness=settings)
+    return dict(sorted(result.items()))
 
 
 def own_questions(config: Config, dataset: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from zerolora.config.evaluated_questions import evaluated_questions, is_of_results
+from zerolora.config.evaluated_questions import OF_TASK, evaluated_questions, is_of_results
 from zerolora.config.run_objectives import holds_out, reference_adapter, row_kinds, teacher_of
 from zerolora.config.schema import Config
 from zerolora.config.section import Fault
@@ -44,6 +44,8 @@ def impossible_selections(config: Config) -> Iterable[Fault]:
 def _evaluated_with_results(config: Config) -> Iterator[Fault]:
     """Yield what selections are compared with, but is read from results, which may be made of a selection."""
     for each in evaluated_questions(config).values():
+        if each.harness:
+            continue
         here: tuple[str, ...] = ("tasks", "rows", str(each.task), "path")
         if each.dataset is not None:
             here = ("prepare", each.dataset, "path")
@@ -132,7 +134,9 @@ def _circle(config: Config) -> Iterator[Fault]:
 
 def all_of(config: Config, run: str) -> dict[str, set[str]]:
     """Return the names in each section of what a run is made of, with itself."""
-    result: dict[str, set[str]] = {section: set() for section in ("prepare", "selections", "samples", "runs", "tasks")}
+    result: dict[str, set[str]] = {
+        section: set() for section in ("prepare", "selections", "samples", "runs", "tasks", "harness")
+    }
     waiting: list[Node] = [("runs", run)]
     while waiting:
         section, name = waiting.pop()
@@ -152,8 +156,9 @@ def made_of(config: Config, node: Node) -> Iterator[Node]:
             yield "prepare", data.held_out
     elif section == "selections" and name in config.selections:
         yield "samples", config.selections[name].samples
-        for each in evaluated_questions(config).values():
-            yield ("prepare", each.dataset) if each.dataset else ("tasks", str(each.task))
+        for kind, each in evaluated_questions(config).items():
+            of_task = "harness" if each.harness else "tasks"
+            yield ("prepare", each.dataset) if each.dataset else (of_task, kind.removeprefix(OF_TASK))
     elif section == "samples" and name in config.samples:
         yield "prepare", config.prompts_of(name)
         if run := config.samples[name].of.run:

@@ -349,6 +349,9 @@ class HeldOutSettings(Section):
 
     dataset: str | None = None
     task: str | None = None
+    """Name of a task on rows."""
+    harness: HarnessTaskSettings | None = None
+    """Tasks of lm-evaluation-harness."""
 
 
 class ReportSettings(schema.Report):

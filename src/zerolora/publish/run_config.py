@@ -58,8 +58,9 @@ def config_of_run(run: FinishedRun) -> dict[str, Any]:
                 of_group[name] = run.config.all_runs[name].model_dump(exclude_defaults=True)
         if of_group or group in values:
             used[group] = of_group
-    if tasks:
-        used["tasks"] = {"rows": {name: values["tasks"]["rows"][name] for name in sorted(tasks)}}
+    for kind, of_kind in (("rows", tasks), ("harness", made_of["harness"])):
+        if of_kind:
+            used.setdefault("tasks", {})[kind] = {name: values["tasks"][kind][name] for name in sorted(of_kind)}
     return used
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
+from zerolora.config.settings import HarnessTaskSettings
 from zerolora.data.near_prompts import near
 from zerolora.data.normal_form import normal_form
 from zerolora.data.prepared_rows import SPLITS, open_table
 from zerolora.data.task_prompts import rows_in
 from zerolora.errors import UserError
+from zerolora.evaluate import harness_tasks
 from zerolora.files import write_text
 from zerolora.log import result
 from zerolora.model.manifest import check_intact
@@ -29,10 +31,13 @@ Texts = Sequence[Sequence[str]]
 """Of each prompt the texts that are compared."""
 
 
-def held_out(output: Path, data: Path | None = None, rows: Path | None = None) -> None:
-    """Write the questions of the held-out rows of the prepared `data`, or of a task's `rows`, to a file. Raises
-    UserError if the data is damaged."""
-    texts = itertools.chain(_of_data(data) if data else (), _of_task(rows) if rows else ())
+def held_out(
+    output: Path, data: Path | None = None, rows: Path | None = None, harness: HarnessTaskSettings | None = None
+) -> None:
+    """Write the questions of the held-out rows of the prepared `data`, of a task's `rows`, or of tasks of the harness,
+    to a file. Raises UserError if the data is damaged, or the harness cannot read its tasks."""
+    of_harness = harness_tasks.questions(harness) if harness else ()
+    texts = itertools.chain(_of_data(data) if data else (), _of_task(rows) if rows else (), of_harness)
     questions = [*dict.fromkeys(text for text in texts if text.strip())]
     write_text(output, "".join(f"{json.dumps(text)}\n" for text in questions))
     result(counted(len(questions), "question"))
