@@ -22,7 +22,7 @@ WHY = {
 CHANGED = {
     "prompt_tokens": "tokens of a prompt",
     "answer_tokens": "tokens of an answer",
-    "right_share": "share of right answers to a prompt",
+    "pass_rate": "share of right answers to the same prompt",
     "easy_share": f"share of easy prompts: more than {EASY:.0%} of the answers are right",
 }
 assert {*WHY} == {*LEFT_OUT}
