@@ -56,10 +56,12 @@ for seed in range(first, first + values.get("repeats", 1)):
 
 
 class Planted:
-    """A small project with code of its own, and harmless changes after its commit `good`."""
+    """A small project with code of its own in a folder of its repository, and harmless changes after its commit
+    `good`."""
 
     def __init__(self, folder: Path) -> None:
-        self.directory, self.script, self.runs = folder / "project", folder / "stand_in.py", folder / "runs"
+        self.directory, self.script = folder / "repository/project", folder / "stand_in.py"
+        self.runs = folder / "runs"
         folder.mkdir(exist_ok=True)
         self.script.write_text(STAND_IN)
         self.train: dict[str, Any] = {}
@@ -69,7 +71,7 @@ class Planted:
         self.write(".gitignore", "/work/\n/results/\n/model/\n__pycache__/\n")
         self.write("model/config.json", "{}")  # in no commit: the probes have it too
         self.write(TEMPLATE, PLAIN)
-        self.git("init", "--quiet", "--initial-branch", "main", ".")
+        self.git("init", "--quiet", "--initial-branch", "main", "..")
         write_rows(self.directory / "rows.json", 20)
         self.commit("good", **TINY_CONFIG["train"])
         self.git("branch", "good")
