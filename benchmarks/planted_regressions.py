@@ -5,30 +5,31 @@
 A copy of this project trains all weights of a two-layer model to sort words into four kinds. Between its commit `good`
 and each bad one lie harmless changes of settings, rows, files and code, and one that costs quality: a rate, a wrong
 kind in a tenth of the training rows, a template that drops the words, or a commit of code. Each search has a clone of
-the copy, trains what it needs with several seeds, and goes by the loss on test rows that no change touches. Writes
+the copy, trains what it needs with several seeds, and goes by the loss on test rows that no change touches. A probe's
+commands are forks of a process that has imported the libraries, with the code of the probe (tests/fork_server.py), so
+the seconds are without imports, and those of a machine that does other things too. Writes
 benchmarks/results/bisect.json, and exits with 1 unless each search named the planted change and nothing else.
 """
 
 import json
-import math
-import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
-from measuring import RESULTS, ROOT, last_lines, machine, parser_of, put, table
+from measuring import RESULTS, ROOT, last_lines, machine, parser_of
 
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "tests/launchers", "tests/slurm", "tests/workflow")]
 
-from conftest import TINY_CONFIG, Project, make_tiny_model, new_project
+from conftest import SERVERS, TINY_CONFIG, Project, make_tiny_model, new_project  # noqa: E402
 
-from zerolora.files import read_json, write_json
+from zerolora.files import read_json, write_json  # noqa: E402
 
 KINDS = {
     "1": ("ant", "bee", "cat", "dog"),
@@ -50,6 +51,12 @@ FINDS = {
     "code": r"commit \w+ Return the rate",
 }
 """What the one line that names the cause begins with."""
+ENGINE = ("snakemake", "--profile", "profiles/local", "all")
+ASK = (
+    "import os, sys; from multiprocessing.connection import Client; asked = Client(sys.argv[1]); "
+    "asked.send(os.getcwd()); code, text = asked.recv(); print(text); sys.exit(code)"
+)
+"""Has the engine run in its folder, by `serve`."""
 
 
 def main() -> None:
@@ -59,21 +66,32 @@ def main() -> None:
     parser.add_argument("--only", choices=FINDS, nargs="*", default=[*FINDS], help="the result is then not written")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        project = planted(Path(folder))
-        found = {}
-        for name in options.only:
-            found[name] = searched(project, name, options.seeds)
-            print(json.dumps({name: found[name]}, indent=2), flush=True)
+        address = f"{folder}/socket"
+        threading.Thread(target=serve, args=(Listener(address),), daemon=True).start()
+        try:
+            project = planted(Path(folder))
+            found = {}
+            for name in options.only:
+                found[name] = searched(project, name, options.seeds, address)
+                print(json.dumps({name: found[name]}, indent=2), flush=True)
+        finally:
+            SERVERS.stop()
     if options.only == [*FINDS]:
         write_json(RESULTS / "bisect.json", {"machine": machine(), "seeds": options.seeds, "searches": found})
-        write_table()
     sys.exit(not all(each["is_the_planted"] for each in found.values()))
+
+
+def serve(listener: Listener) -> None:
+    """Run the engine in each folder that is asked for, with the code there."""
+    while True:
+        with listener.accept() as asked:
+            done = Project(Path(asked.recv())).run(*ENGINE, check=False)
+            asked.send((done.returncode, done.stdout + done.stderr))
 
 
 def planted(folder: Path) -> Project:
     """Return a project with a branch `good`, and one for each regression."""
     project = new_project(folder / "project", make_tiny_model(folder / "model"))
-    project.served = False  # each probe runs the code of its own folder
     (project.directory / "kinds").mkdir()
     random_ = random.Random(0)  # noqa: S311
     rows = [row(random_) for _ in range(ROWS)]
@@ -162,13 +180,14 @@ PLANTS: dict[str, Callable[[Project], None]] = {
 }
 
 
-def searched(project: Project, name: str, seeds: int) -> dict[str, Any]:
+def searched(project: Project, name: str, seeds: int, address: str) -> dict[str, Any]:
     """Return what a search named, and what it took."""
-    began, used = time.monotonic(), os.times()
+    began = time.monotonic()
     done = project.run(
-        *("zerolora", "bisect", "good", name, "--metric", "loss", "--seeds", str(seeds), "--yes"), check=False
+        *("zerolora", "bisect", "good", name, "--metric", "loss", "--seeds", str(seeds), "--yes"),
+        *("--", sys.executable, "-c", ASK, address),
+        check=False,
     )
-    now = os.times()
     print(done.stdout, done.stderr, sep="", flush=True)
     (file,) = project.directory.glob(f"work/bisect/*-{revision(project, name)}/bisect.json")
     record = read_json(file, "zerolora bisect")
@@ -186,20 +205,13 @@ def searched(project: Project, name: str, seeds: int) -> dict[str, Any]:
         and re.match(rf"{FINDS[name]}.* costs ", lines[0]) is not None,
         "difference": record.get("difference"),
         "atoms": len(record["atoms"]),
-        "single_atoms": singles(record["plan"]["single"]),
         "probes": len(probes) - 2,
         "planned_probes": record["plan"]["single"],
         "results": sum(len(probe["metrics"]) for probe in probes),
         "trainings": sum(len(re.findall(r"train \S+ +started", log.read_text(errors="replace"))) for log in logs),
         "loss_by_seed": {probe["name"]: [each["loss"] for each in probe["metrics"]] for probe in probes},
         "seconds": round(time.monotonic() - began),
-        "cpu_seconds": round(now.children_user + now.children_system - used.children_user - used.children_system),
     }
-
-
-def singles(probes: int) -> int:
-    """Return the atoms, all split to the end, whose single cause takes so many probes."""
-    return 2 ** math.ceil((probes - 1) / 2)
 
 
 def revision(project: Project, name: str) -> str:
@@ -221,10 +233,6 @@ def commit(project: Project, title: str) -> None:
 def write(project: Project, path: str, rows: list[dict[str, str]]) -> None:
     """Write rows as JSON lines."""
     (project.directory / path).write_text("".join(f"{json.dumps(each)}\n" for each in rows))
-
-
-def write_table() -> None:
-    """Write the table of docs/bisect.md from the result."""
 
 
 if __name__ == "__main__":

@@ -233,6 +233,21 @@ def test_config_of_a_probe_has_the_settings_of_the_run(tmp_path: Path) -> None:
     assert values["train", "lora", "r"] == 8 and values["train", "lora", "alpha"] == 4.0
 
 
+def test_run_that_continues_from_an_adapter_of_the_project(tmp_path: Path) -> None:
+    """Is a continued run in a probe too, with the adapter as a setting that may differ."""
+    later = {"dataset": "rows", "train": {"from_adapter": "first"}}
+    folder = written(tmp_path, runs={}, continued={"later": later})
+    for name in ("first", "second"):
+        (folder / name).mkdir()
+    name, values = run_values.read(folder, None, "HEAD")
+    other = values | {run_values.START: "second"}
+    assert run_values.differing(values, other) == [run_values.START]
+    with contextlib.chdir(folder):
+        Path("probe.yaml").write_text(run_values.nested(run_values.mixed(values, other, {run_values.START}), name, 2))
+        of_probe = load(Path("probe.yaml"))
+    assert list(of_probe.continued) == [name] and stages_of(of_probe, name).train.from_adapter == "second"
+
+
 def test_a_run_that_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     later = {"dataset": "rows", "train": {"from_adapter": "results/default/adapter"}}
     folder = written(tmp_path, continued={"later": later})

@@ -141,13 +141,7 @@ def _rows(file: str, content: bytes) -> Rows | None:
         if kind == "parquet":
             return _of_parquet(content)
         return _of_csv(kind, content) if kind in DELIMITERS else _of_json(content)
-    except (
-        ValueError,
-        RecursionError,
-        OSError,
-        OverflowError,
-        NotImplementedError,
-    ):  # pyarrow's errors are some of them
+    except (ValueError, RecursionError, OSError, OverflowError, NotImplementedError):  # some are pyarrow's
         return None
 
 
