@@ -45,10 +45,10 @@ RATE = 5e-3
 HARMLESS = ("src/zerolora/units.py", "src/zerolora/train/loop.py", "src/zerolora/evaluate/intervals.py")
 """Files of code that get a comment, a commit each."""
 FINDS = {
-    "rate": r"train\.learning_rate",
     "rows": rf"{ROWS_FILE} (\d+ rows|row \d+) changed",
-    "template": re.escape(TEMPLATE),
     "code": r"commit \w+ Return the rate",
+    "template": re.escape(TEMPLATE),
+    "rate": r"train\.learning_rate",
 }
 """What the one line that names the cause begins with."""
 ENGINE = ("snakemake", "--profile", "profiles/local", "all")
@@ -63,7 +63,7 @@ def main() -> None:
     """Plant, search, write."""
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", choices=FINDS, nargs="*", default=[*FINDS], help="the result is then not written")
+    parser.add_argument("--only", choices=FINDS, nargs="*", default=[*FINDS], help="search these alone")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         address = f"{folder}/socket"
@@ -73,11 +73,10 @@ def main() -> None:
             found = {}
             for name in options.only:
                 found[name] = searched(project, name, options.seeds, address)
-                print(json.dumps({name: found[name]}, indent=2), flush=True)
+                result = {"machine": machine(), "seeds": options.seeds, "searches": found}
+                write_json(RESULTS / "bisect.json", result)
         finally:
             SERVERS.stop()
-    if options.only == [*FINDS]:
-        write_json(RESULTS / "bisect.json", {"machine": machine(), "seeds": options.seeds, "searches": found})
     sys.exit(not all(each["is_the_planted"] for each in found.values()))
 
 
@@ -92,6 +91,7 @@ def serve(listener: Listener) -> None:
 def planted(folder: Path) -> Project:
     """Return a project with a branch `good`, and one for each regression."""
     project = new_project(folder / "project", make_tiny_model(folder / "model"))
+    project.served = False  # servers of the states of its probes take the place of its own
     (project.directory / "kinds").mkdir()
     random_ = random.Random(0)  # noqa: S311
     rows = [row(random_) for _ in range(ROWS)]
@@ -173,10 +173,10 @@ def change_code(project: Project) -> None:
 
 
 PLANTS: dict[str, Callable[[Project], None]] = {
-    "rate": change_rate,
     "rows": change_rows,
-    "template": change_template,
     "code": change_code,
+    "template": change_template,
+    "rate": change_rate,
 }
 
 
