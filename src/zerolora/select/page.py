@@ -12,6 +12,7 @@ SHOWN = 10
 """Answers on the page."""
 WHY = {
     "not_ended": "not ended within max_new_tokens",
+    "not_whole": "with a special token or a part of a character, which a text does not have",
     "blank": "without text",
     "too_long": "longer than max_answer_length",
     "without_score": "without a score that could be read",
