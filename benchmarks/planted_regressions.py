@@ -1,4 +1,4 @@
-"""Four planted regressions that `zerolora bisect` must find by real trainings: the table of docs/bisect.md.
+"""Four planted regressions that `zerolora bisect` must find by real trainings.
 
     .venv/bin/python benchmarks/planted_regressions.py
 
@@ -23,7 +23,7 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
-from measuring import RESULTS, ROOT, last_lines, machine, parser_of, put, table
+from measuring import RESULTS, ROOT, last_lines, machine, parser_of
 
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "tests/launchers", "tests/slurm", "tests/workflow")]
 
@@ -75,7 +75,6 @@ def main() -> None:
                 found[name] = searched(project, name, options.seeds, address)
                 result = {"machine": machine(), "seeds": options.seeds, "searches": found}
                 write_json(RESULTS / "bisect.json", result)
-                put("bisect.md", "regressions", markdown(result))
         finally:
             SERVERS.stop()
     sys.exit(not all(each["is_the_planted"] for each in found.values()))
@@ -234,21 +233,6 @@ def commit(project: Project, title: str) -> None:
 def write(project: Project, path: str, rows: list[dict[str, str]]) -> None:
     """Write rows as JSON lines."""
     (project.directory / path).write_text("".join(f"{json.dumps(each)}\n" for each in rows))
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """Return a line for each search."""
-    rows = []
-    for name, each in result["searches"].items():
-        low, loss, high = (f"{value:.3g}" for value in sorted(map(abs, each["difference"])))
-        named = each["verdict"].splitlines()[0].split(" costs ")[0] if each["exit_code"] == 0 else "nothing"
-        interval = f"{loss} ({low} to {high})"
-        rows.append(
-            (name, interval, each["atoms"], each["probes"], each["planned_probes"], each["trainings"], each["seconds"])
-        )
-        rows[-1] += (f"`{re.sub(r'commit [0-9a-f]+', 'commit', named)}`",)
-    header = ("planted", "more loss in the bad commit (95 %)", "atoms", "probes", "at most", "trainings", "seconds")
-    return table((*header, "named"), rows)
 
 
 if __name__ == "__main__":
