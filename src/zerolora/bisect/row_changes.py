@@ -42,7 +42,7 @@ class RowChange(NamedTuple):
         return f"{self.file} row {self.row} {self.kind}"
 
 
-class Rows(NamedTuple):
+class WrittenRows(NamedTuple):
     """The rows of a file."""
 
     keys: list[str]
@@ -55,7 +55,7 @@ class Rows(NamedTuple):
     """Returns the file of a head and rows."""
 
 
-class Piece(NamedTuple):
+class RowPiece(NamedTuple):
     """A row as each version has it, None where it is missing; without a change they are alike."""
 
     good: Any
@@ -69,9 +69,9 @@ class RowDifference:
 
     good: bytes
     bad: bytes
-    rows: Rows
+    rows: WrittenRows
     """Of the good version."""
-    pieces: Sequence[Piece]
+    pieces: Sequence[RowPiece]
     """In order."""
 
     @property
@@ -99,20 +99,20 @@ def difference(file: str, good: bytes, bad: bytes) -> RowDifference | None:
     both = _rows(file, before.join(before.head, [*before.written, *after.written]))
     if both is None or both.keys != before.keys + after.keys:
         return None
-    pieces: list[Piece] = []
+    pieces: list[RowPiece] = []
     here = number = 0
     for start, removed, start_after, added in _hunks(before.keys, after.keys):
-        pieces += [Piece(row, row) for row in before.written[here:start]]
+        pieces += [RowPiece(row, row) for row in before.written[here:start]]
         for index in range(max(removed, added)):
             old = start + index if index < removed else None
             new = start_after + index if index < added else None
             kind: Kind = "added" if old is None else "removed" if new is None else "changed"
             row = (old if old is not None else start_after + index) + 1
             written = (None if old is None else before.written[old], None if new is None else after.written[new])
-            pieces.append(Piece(*written, RowChange(file, number, kind, row)))
+            pieces.append(RowPiece(*written, RowChange(file, number, kind, row)))
             number += 1
         here = start + removed
-    pieces += [Piece(row, row) for row in before.written[here:]]
+    pieces += [RowPiece(row, row) for row in before.written[here:]]
     return RowDifference(good, bad, before, pieces) if number else None
 
 
@@ -134,7 +134,7 @@ def _halved(changes: Sequence[RowChange]) -> Atom:
     return Atom(name, frozenset(changes), parts, halves=True)
 
 
-def _rows(file: str, content: bytes) -> Rows | None:
+def _rows(file: str, content: bytes) -> WrittenRows | None:
     """Return the rows of a file; None if it is of another kind, or broken."""
     kind = file.rpartition(".")[2].lower()
     try:
@@ -145,16 +145,16 @@ def _rows(file: str, content: bytes) -> Rows | None:
         return None
 
 
-def _of_json(content: bytes) -> Rows | None:
+def _of_json(content: bytes) -> WrittenRows | None:
     text = content.decode()
     if text.lstrip().startswith("["):
         texts = list(_elements(text))
-        return Rows([_hash(json.loads(each)) for each in texts], texts, "[", _joined_list)
+        return WrittenRows([_hash(json.loads(each)) for each in texts], texts, "[", _joined_list)
     texts = [line for line in text.split("\n") if line.strip()]
     values = [json.loads(line) for line in texts]
     if not all(isinstance(value, dict) for value in values):
         return None
-    return Rows([_hash(value) for value in values], texts, "", lambda head, rows: _joined(head, rows, "\n"))
+    return WrittenRows([_hash(value) for value in values], texts, "", lambda head, rows: _joined(head, rows, "\n"))
 
 
 def _joined_list(_: str, rows: list[str]) -> bytes:
@@ -165,7 +165,7 @@ def _joined(head: str, rows: list[str], end: str) -> bytes:
     return "".join([head, *(f"{row}{end}" for row in rows)]).encode()
 
 
-def _of_csv(kind: str, content: bytes) -> Rows | None:
+def _of_csv(kind: str, content: bytes) -> WrittenRows | None:
     """Return the rows as their texts, with their quotes; the head is the header."""
     lines = list(io.StringIO(content.decode(), newline="\n"))
     records = list(csv_records(Chunk("", kind, data=content)))
@@ -176,10 +176,10 @@ def _of_csv(kind: str, content: bytes) -> Rows | None:
     end = "\r\n" if header.endswith("\r\n") else "\n"
     rows = [text.rstrip("\r\n") for text in texts]
     keys = [_hash(cells) for _, cells in records[1:]]
-    return Rows(keys, rows, header.rstrip("\r\n") + end, lambda head, rows: _joined(head, rows, end))
+    return WrittenRows(keys, rows, header.rstrip("\r\n") + end, lambda head, rows: _joined(head, rows, end))
 
 
-def _of_parquet(content: bytes) -> Rows:
+def _of_parquet(content: bytes) -> WrittenRows:
     """Return the rows as a table and a number in it; the head is the schema. What pandas notes there of its index says
     how many rows there are, and nothing here reads it."""
     import pyarrow
@@ -191,7 +191,7 @@ def _of_parquet(content: bytes) -> Rows:
     keys = [_hash(repr(row)) for row in table.to_pylist()]
     head = (table.schema.to_string(truncate_metadata=False, show_schema_metadata=False), sorted(notes.items()))
     empty = table.slice(0, 0)
-    return Rows(
+    return WrittenRows(
         keys, [(table, number) for number in range(len(keys))], head, lambda _, rows: _joined_parquet(empty, rows)
     )
 
