@@ -1,5 +1,6 @@
 """The environment of commands that are to find the repository of their own directory, as git does outside of a hook."""
 
+import functools
 import os
 import subprocess
 
@@ -8,8 +9,13 @@ def git_environment() -> dict[str, str]:
     """Return this process's environment without what holds for one repository alone, such as GIT_DIR in a hook of git
     or a setting of `git -c`. Which variables these are, git says."""
     try:
-        command = ["git", "rev-parse", "--local-env-vars"]
-        local = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
-    except FileNotFoundError:  # nothing reads them
-        local = []
+        local = _local()
+    except FileNotFoundError:  # no git reads them
+        local = frozenset()
     return {name: value for name, value in os.environ.items() if name not in local}
+
+
+@functools.cache
+def _local() -> frozenset[str]:
+    command = ["git", "rev-parse", "--local-env-vars"]
+    return frozenset(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())

@@ -18,7 +18,8 @@ from pyarrow.parquet import write_table
 
 from zerolora.bisect import run_values
 from zerolora.bisect.delta import Atom, State, causes, price, union
-from zerolora.bisect.noise import MISTAKES, Noise
+from zerolora.bisect.noise import MISTAKES, Noise, step_of
+from zerolora.bisect.revisions import Clone, export, git
 from zerolora.bisect.row_changes import RowChange, difference
 from zerolora.bisect.row_changes import atoms as atoms_of_rows
 from zerolora.config.file import load
@@ -151,6 +152,25 @@ def test_files_of_rows_have_the_chosen_differences(kind: str, data: st.DataObjec
     assert frozenset().union(*(atom.changes for atom in atoms_of_rows(split))) == {*every}
 
 
+def test_rows_do_not_depend_on_settings_of_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What git prints around a difference, in the user's settings and in those of a repository around all folders."""
+    (tmp_path / "settings").write_text(
+        "[diff]\n interHunkContext = 10\n context = 9\n[color]\n ui = always\n[core]\n"
+        f" attributesFile = {tmp_path}/attributes\n"
+    )
+    (tmp_path / "attributes").write_text("* binary\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "settings"))
+    git("init", "--quiet", directory=tmp_path)
+    (tmp_path / "settings").rename(tmp_path / ".git/config")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    good, bad = file_of("jsonl", [1, 2, 3, 4, 5]), file_of("jsonl", [100, 1, 2, 3, 44, 5])
+    split = difference("f.jsonl", good, bad)
+    assert split and [str(each) for each in split.changes] == ["f.jsonl row 1 added", "f.jsonl row 4 changed"]
+    assert numbers_in("jsonl", split.content(frozenset(split.changes[:1]))) == [100, 1, 2, 3, 4, 5]
+    monkeypatch.setenv("GIT_DIFF_OPTS", "--unified=0")  # overrules the option: not split is right
+    assert difference("f.jsonl", good, bad) is None
+
+
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
@@ -198,10 +218,17 @@ def test_noise_rarely_names_a_wrong_cause(cost: float, found: int) -> None:
 
 
 @pytest.mark.parametrize(("good", "bad", "side"), [([0.9, 0.9], [0.5, 0.5], "bad"), ([0.5, 0.5], [0.9, 0.9], "good")])
-def test_without_noise_the_middle_decides(good: list[float], bad: list[float], side: str) -> None:
+def test_seeds_that_are_alike(good: list[float], bad: list[float], side: str) -> None:
+    """Say nothing of the noise, unless the metric is a share of rows, which rounds."""
     noise = Noise(good, bad, 9)
+    assert not noise.is_known() and not noise.is_beyond()
+    results = [{"accuracy": each, "rows": 50} for each in (*good, *bad)]
+    noise = Noise(good, bad, 9, step=step_of("accuracy", results))
     assert noise.is_beyond() and noise.side([0.6]) == side and noise.side([0.7]) == "unclear"
-    assert not Noise(good, good, 9).is_beyond()
+    assert not Noise([0.5, 0.5], [0.49, 0.49], 9, step=0.01).is_beyond()  # one row of a hundred
+    assert step_of("loss", [{"loss": 0.123, "rows": 50}]) == step_of("accuracy", [{"accuracy": 0.5}]) == 0
+    task = {"task.accuracy": 0.5, "task.answers": 4, "rows": 100}
+    assert step_of("task.accuracy", [task, {**task, "task.answers": 8}]) == 0.25
 
 
 def written(folder: Path, **sections: Any) -> Path:
@@ -256,3 +283,101 @@ def test_a_run_that_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     assert "config/config.yaml has 2 runs; choose one with --run: default, later" in refusal(
         run_values.read, folder, None, "HEAD"
     )
+
+
+def test_section_that_one_revision_has_empty(tmp_path: Path) -> None:
+    """Is compared as a whole where empty means something, and as the keys of the other one where it does not."""
+    task = {"tasks": {"rows": {"own": {"path": "rows.json"}}}, "train": {"learning_rate": 1e-3}}
+    values = []
+    for name, sections in (("good", {"tasks": None, "train": {}, "prepare": None, "fetch": None}), ("bad", task)):
+        (tmp_path / name).mkdir()
+        values.append(run_values.read(written(tmp_path / name, **sections), "default", name)[1])
+    good, bad = run_values.alike(*values)
+    keys = [key for key in run_values.differing(good, bad) if key[0] not in ("prepare", "fetch")]
+    assert {("tasks",), ("train", "learning_rate")} <= {*keys}
+    for applied, expected in (((), None), (keys, task["tasks"])):
+        mixed = yaml.safe_load(run_values.nested(run_values.mixed(good, bad, frozenset(applied)), "default", 1))
+        assert mixed["tasks"] == expected
+    assert run_values.mixed(good, bad, frozenset(keys)) == bad | {
+        key: good[key] for key in good.keys() - bad.keys() - {*keys}
+    }
+    (tmp_path / "null").mkdir()
+    nothing = {"default": {"dataset": "rows", "train": None}}
+    assert run_values.read(written(tmp_path / "null", runs=nothing), None, "HEAD")[0] == "default"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of a repository, with a commit `good`, and code of a second one."""
+    for name in ("author", "committer"):
+        monkeypatch.setenv(f"GIT_{name.upper()}_NAME", "test")
+        monkeypatch.setenv(f"GIT_{name.upper()}_EMAIL", "test@example.org")
+    project = tmp_path / "repository/project"
+    for path, text in {
+        "config/config.yaml": "runs: {}\n",
+        "config/kept-out": "",
+        ".gitattributes": "config/kept-out export-ignore\n",
+        ".gitignore": "/data/\n/work/\n",
+        ".dvc/config": "[core]\n",
+        "src/a.py": "A = 1\n",
+        "src/gone.py": "",
+    }.items():
+        (project / path).parent.mkdir(parents=True, exist_ok=True)
+        (project / path).write_text(text)
+    monkeypatch.chdir(project)
+    git("init", "--quiet", "..")
+    git("add", "--all")
+    git("commit", "--quiet", "--message", "good")
+    git("tag", "good")
+    (project / "src/a.py").write_text('A = 1\nB = """b  \n"""\n')
+    (project / "src/gone.py").unlink()
+    git("add", "--all")
+    git("commit", "--quiet", "--message", "code")
+    return project
+
+
+def test_clone_has_what_the_commits_have(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With other settings of git in the user's home, and within a hook of another repository; dvc.lock stays."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".gitconfig").write_text("[apply]\n whitespace = fix\n[diff]\n noprefix = true\n")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "another"))
+    Path("work/c.tmp/.git").mkdir(parents=True)  # a clone that was killed
+    clone = Clone(Path("work/c"), "good")
+    assert Path("work/c/project/.dvc/config.local").exists() and not Path("work/c.tmp").exists()
+    clone.reset("good")
+    clone.put_lock(b"lock")
+    clone.apply("HEAD", ["src"])
+    assert (clone.project / "src/a.py").read_bytes() == Path("src/a.py").read_bytes()
+    assert not (clone.project / "src/gone.py").exists() and (clone.project / "dvc.lock").read_bytes() == b"lock"
+    export("good", "config", tmp_path)
+    assert {path.name for path in (tmp_path / "config").iterdir()} == {"config.yaml", "kept-out"}
+
+
+def test_files_in_no_commit_are_copied_as_they_are_now(project: Path) -> None:
+    clone = Clone(Path("work/c"), "good")
+    rows = Path("data/r.jsonl")
+    rows.parent.mkdir()
+    (project / "data/model").mkdir()
+    (project / "data/model/weights").write_text("weights")
+    hashes = []
+    for text in ("old", "new"):
+        rows.write_text(text)
+        clone.reset("good")
+        hashes.append(clone.copy("data"))
+        assert clone.tree(["data"]) == clone.tree([])  # is ignored
+        assert (clone.project / rows).read_text() == text
+        (clone.project / rows).write_text("written by a stage")
+        assert rows.read_text() == text
+    assert hashes[0] != hashes[1] and hashes[0].keys() == {"data/r.jsonl", "data/model/weights"}
+    rows.unlink()
+    rows.mkdir()
+    (rows / "part").write_text("")
+    clone.copy("data")
+    assert (clone.project / "data/r.jsonl/part").exists()
+    (rows / "part").unlink()
+    rows.rmdir()
+    rows.write_text("a file again")
+    clone.copy("data")
+    assert (clone.project / rows).read_text() == "a file again"

@@ -5,8 +5,6 @@ The good and the bad revision are trained with several seeds. If they differ by 
 to make the good one bad.
 """
 
-import io
-import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +16,9 @@ from zerolora import __version__
 from zerolora.bisect import run_values
 from zerolora.bisect.changes import Changes, changes
 from zerolora.bisect.delta import Atom, Cause, Price, State, causes, price, union
-from zerolora.bisect.noise import Noise, Side
+from zerolora.bisect.noise import Noise, Side, step_of
 from zerolora.bisect.probes import ProbeResult, Probes, hours_of, metrics_of
-from zerolora.bisect.revisions import commit_of, git, uncommitted
+from zerolora.bisect.revisions import commit_of, export, uncommitted
 from zerolora.errors import UserError, shown
 from zerolora.files import locked
 from zerolora.log import LOGGER, say
@@ -72,8 +70,12 @@ def bisect(request: BisectRequest) -> int:
             f"{', '.join(files[:SHOWN_FILES])}{more}"
         )
     compared = _changes(request, good, bad)
-    if known := metrics_of(Path("results") / compared.run):
-        _metric(request, [known])
+    known = metrics_of(Path("results") / compared.run)
+    if known and request.metric and request.metric not in known:
+        LOGGER.warning(
+            f"--metric {request.metric}: results/{compared.run} has no such number, but the commits may; it has "
+            f"{', '.join(sorted(known))}"
+        )
     if not compared.atoms:
         say(f"{good[:8]} and {bad[:8]} do not differ in anything that run {compared.run} reads{_package(compared)}")
         return NOTHING
@@ -91,17 +93,11 @@ def _changes(request: BisectRequest, good: str, bad: str) -> Changes:
     run, values = request.run, []
     for name, commit in ((request.good, good), (request.bad, bad)):
         with tempfile.TemporaryDirectory() as folder:
-            _export(commit, Path(folder))
+            export(commit, "config", Path(folder))
             run, own = run_values.read(Path(folder), run, f"{name} ({commit[:8]})")
             values.append(own)
     assert run is not None
     return changes(good, bad, run, (values[0], values[1]))
-
-
-def _export(commit: str, folder: Path) -> None:
-    """Write the config's files of a commit to a folder, with the small files that they name."""
-    with tarfile.open(fileobj=io.BytesIO(git("archive", commit, "--", "config"))) as archive:
-        archive.extractall(folder, filter="data")
 
 
 def _plan(request: BisectRequest, compared: Changes, cost: Price) -> str:
@@ -175,6 +171,11 @@ class _Bisection:
         )
         say(self._table())
         say("\n".join(lines))
+        if self.probes.refused:
+            LOGGER.info(
+                f"What was refused before its first stage is not tried again; if its changes are not the cause, delete "
+                f"its entry in {self.probes.file}."
+            )
         return FOUND
 
     def _measure(self) -> None:
@@ -185,12 +186,19 @@ class _Bisection:
         self.metric = _metric(self.request, good.metrics + bad.metrics)
         sign = 1 if self._better == "higher" else -1
         values = good.values(self.metric), bad.values(self.metric)
-        self.noise = Noise(values[0], values[1], self.cost.single)
+        step = step_of(self.metric, good.metrics + bad.metrics)
+        self.noise = Noise(values[0], values[1], self.cost.single, step=step)
         loss, low, high = self.noise.interval(*values)
         means = [f"{fmean(each):.4g}" for each in values]
-        text = f"{self.metric} is {means[0]} in GOOD and {means[1]} in BAD, with {seeds} seeds each"
+        counts = sorted({len(each) for each in values})
+        with_seeds = f"{counts[0]} seeds each" if len(counts) == 1 else f"{len(values[0])} and {len(values[1])} seeds"
+        text = f"{self.metric} is {means[0]} in GOOD and {means[1]} in BAD, with {with_seeds}"
         interval = f"difference {loss:.3g}, 95 %: {low:.3g} to {high:.3g}, Student's t of pooled seeds"
         self.probes.save(metric=self.metric, better=self._better, difference=[loss, low, high])
+        if loss and not self.noise.is_known():
+            raise NothingFoundError(
+                f"{text}, all alike: what other seeds change is not known; choose another --metric, such as a loss"
+            )
         if not self.noise.is_beyond():
             text += f": not beyond the noise of the seeds ({interval}); more --seeds see less"
             raise NothingFoundError(text + _package(self.compared))
@@ -212,7 +220,10 @@ class _Bisection:
     def _revision(self, name: str, probe: ProbeResult) -> ProbeResult:
         """Return the probe of a revision itself. Raises UserError if it cannot run, or has not the metric."""
         if probe.reason:
-            raise UserError(f"{name}: cannot run: {probe.reason}; its log is in {self.probes.folder}/logs")
+            raise UserError(
+                f"{name}: cannot run: {probe.reason}; its log is in {self.probes.folder}/logs; if the cause is not in "
+                f"the commit, delete {self.probes.file} to try again"
+            )
         _metric(self.request, probe.metrics)
         return probe
 

@@ -5,10 +5,11 @@ commit), a file or folder that a setting names, or the rest. So the clone with a
 whatever a stage reads; the rest, such as docs, is one atom that is split only if it turns out to be a cause.
 """
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -25,7 +26,7 @@ from zerolora.bisect.revisions import (
     title_of,
 )
 from zerolora.bisect.run_values import CONFIG, OF_CONFIG, Key, Values
-from zerolora.files import sha256
+from zerolora.files import canonical, sha256
 from zerolora.units import counted
 
 CODE = ("src", "workflow", "Snakefile", "dvc.yaml", "pyproject.toml", "setup.py")
@@ -82,9 +83,12 @@ class Changes:
     """Texts among the settings, of which some are names of files."""
     unversioned: list[str] = field(default_factory=list)
     """Files and folders that the settings name and neither commit has."""
+    outside: list[str] = field(default_factory=list)
+    """Those that they name by an absolute path, which a probe reads where they are."""
 
-    def apply(self, state: State, clone: Clone) -> str:
-        """Have the clone at a state, and return a hash of everything that it has of it.
+    def apply(self, state: State, clone: Clone, runner: Mapping[str, Any]) -> str:
+        """Have the clone at a state, and return a hash of everything that its results depend on. `runner`: what runs
+        it.
 
         Raises UserError if a change cannot be applied without others.
         """
@@ -94,13 +98,16 @@ class Changes:
         clone.bring_data(self._is_needed)
         for path, difference in self.files.items():
             clone.write(path, difference.content(state))
+        # What is in no commit, and data that DVC has, is in no tree of git.
+        hashes = {path: sha256(clone.project / path) for path in self.files}
         for path in self.unversioned:
-            clone.copy(path)
+            hashes |= clone.copy(path)
+        for path in self.outside:
+            hashes |= clone.hashes(path)
         self.write_config(state, clone, 1)
-        tree = clone.tree()
+        tree = clone.tree(self.unversioned)
         clone.forget_compiled(("src", "workflow"))
-        # Data that DVC has is in no tree of git.
-        return "-".join([tree, *(sha256(clone.project / path)[:16] for path in self.files)])
+        return hashlib.sha256(canonical([tree, hashes, runner]).encode()).hexdigest()
 
     def write_config(self, state: State, clone: Clone, repeats: int) -> None:
         """Write the config of a state, for several seeds."""
@@ -128,7 +135,7 @@ class Changes:
 
 def changes(good: str, bad: str, run: str, values: tuple[Values, Values]) -> Changes:
     """Return what differs between two commits for a run. Raises UserError if data cannot be read."""
-    good_values, bad_values = (dict(each) for each in values)
+    good_values, bad_values = run_values.alike(*values)
     before, after = files_at(good), files_at(bad)
     result = Changes(good, bad, run, good_values, bad_values)
     result.has_code = any(path.startswith(OWN_CODE) for path in before & after)
@@ -157,6 +164,7 @@ def changes(good: str, bad: str, run: str, values: tuple[Values, Values]) -> Cha
     if left:
         result.atoms.append(_files(f"{counted(len(left), 'file')} that no setting names", list(left)))
     result.unversioned = sorted(_unversioned(named, before | after))
+    result.outside = sorted(_outside(result.good_values, result.bad_values))
     return result
 
 
@@ -230,6 +238,15 @@ def _unversioned(named: Iterable[str], tracked: set[str]) -> Iterable[str]:
         known = path in tracked or path in folders or path + POINTER in tracked or _is_below(path, GENERATED)
         if not known and path != "." and Path(path).exists():
             yield path
+
+
+def _outside(*values: Values) -> Iterable[str]:
+    """Yield what settings name by an absolute path, but for the machine's folders, and those that the project is in."""
+    read = ({key: value for key, value in each.items() if key[0] != "machine"} for each in values)
+    for name in run_values.named_files(*read):
+        is_path = name.startswith("/") and len(name) <= 1000 and "\0" not in name
+        if is_path and Path(name).exists() and not Path().absolute().is_relative_to(name):
+            yield name
 
 
 def _is_below(path: str, roots: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ each probe, is wrong in at most MISTAKES.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Literal
@@ -23,6 +23,19 @@ UNCLEAR = 0.05
 Side = Literal["good", "bad", "unclear"]
 
 
+@dataclass(frozen=True)
+class RoundedGroup(SeedGroup):
+    """Values that are multiples of a step, such as shares of some rows: equal ones may differ by less than it."""
+
+    step: float = 0.0
+
+    @property
+    def squares(self) -> float:
+        """Sum of the squared distances from the mean, at least that of rounding to the step, of variance step²/12
+        (W. F. Sheppard, Proceedings of the London Mathematical Society 29, 1898, 353-380)."""
+        return max(super().squares, (len(self.values) - 1) * self.step**2 / 12)
+
+
 @dataclass
 class Noise:
     """The metric of both revisions by seed, and the spread of all that was measured with several seeds."""
@@ -33,6 +46,8 @@ class Noise:
     """Of a search, over which MISTAKES are divided."""
     others: dict[str, Sequence[float]] = field(default_factory=dict)
     """Values of probes that were trained with several seeds."""
+    step: float = 0.0
+    """What all values are multiples of; 0 if that is not known."""
 
     @property
     def loss(self) -> float:
@@ -43,19 +58,24 @@ class Noise:
     def groups(self) -> list[SeedGroup]:
         """All groups of several values."""
         known = [self.good, self.bad, *self.others.values()]
-        return [SeedGroup((), tuple(values)) for values in known if len(values) > 1]
+        return [self._group(values) for values in known if len(values) > 1]
 
     def interval(self, better: Sequence[float], worse: Sequence[float]) -> tuple[float, float, float]:
         """Return by how much the first mean is higher, and the ends of the 95 % interval of that, simultaneous for
         good, bad and these two (Tukey and Kramer)."""
-        pair = [SeedGroup((), tuple(worse)), SeedGroup((), tuple(better))]
-        others = [SeedGroup((), tuple(values)) for values in (self.good, self.bad) if values not in (better, worse)]
+        pair = [self._group(worse), self._group(better)]
+        others = [self._group(values) for values in (self.good, self.bad) if values not in (better, worse)]
         return difference_of([*pair, *others], *pair)
+
+    def is_known(self) -> bool:
+        """Return whether the seeds differ at all, or the values are known to be rounded."""
+        spread, _ = self._spread()
+        return spread > 0
 
     def is_beyond(self) -> bool:
         """Return whether good and bad differ by more than their seeds explain."""
         _, low, high = self.interval(self.good, self.bad)
-        return low > 0 or high < 0
+        return self.is_known() and (low > 0 or high < 0)
 
     def seeds_needed(self, most: int = 100) -> int | None:
         """Return the seeds, of both revisions and of a probe, with which a probe that is as good or as bad as one of
@@ -84,6 +104,9 @@ class Noise:
             return "unclear"
         return "bad" if worse > 0 else "good"
 
+    def _group(self, values: Sequence[float]) -> SeedGroup:
+        return RoundedGroup((), tuple(values), self.step)
+
     def _margin(self, seeds: int) -> float:
         """Return the least distance from the middle at which the mean of some seeds is on one side."""
         spread, free = self._spread()
@@ -103,6 +126,19 @@ def _scale(seeds: int, of_both: int) -> float:
     """Return the standard error of the distance of a mean of some seeds from the middle of two others, in standard
     deviations."""
     return math.sqrt(1 / seeds + 1 / (2 * of_both))
+
+
+def step_of(metric: str, results: Sequence[Mapping[str, float]]) -> float:
+    """Return the step of a metric that is a share of rows or answers, as its values tell; 0 for others."""
+    prefix = metric.rpartition(".")[0]
+    for name in ("rows", "answers"):
+        counts = [each.get(f"{prefix}.{name}" if prefix else name, 0.0) for each in results]
+        shares = [each[metric] * count for each, count in zip(results, counts, strict=True)]
+        if min(counts) > 0 and all(
+            abs(share - round(share)) < 1e-6 * count for share, count in zip(shares, counts, strict=True)
+        ):
+            return 1 / min(counts)
+    return 0.0
 
 
 @functools.cache

@@ -15,14 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerolora.bisect.changes import Changes
+from zerolora.bisect.changes import GENERATED, Changes
 from zerolora.bisect.delta import State
 from zerolora.bisect.revisions import LOCK, Clone, content_at
 from zerolora.bisect.run_values import SEED
+from zerolora.config.fingerprint import fingerprints
 from zerolora.config.schema import Train
 from zerolora.errors import UserError
-from zerolora.files import read_object, write_json
+from zerolora.files import read_object, stamp, write_json
+from zerolora.git_environment import git_environment
 from zerolora.search.rounds import run_to_end
+
+RESULTS = ("summary.json", "metrics/difference.json")
+"""Files of a run with its metrics. The latter has all digits."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,16 @@ class Probes:
         if self.file.is_file():
             self.record |= read_object(self.file, "zerolora bisect")
         self.clone = Clone(folder / "project", changes.good)
+        self.runner = {
+            "command": list(command),
+            # Of a project with code, the code is in its files.
+            "package": None if changes.has_code else fingerprints(),
+            "libraries": _libraries(),
+        }
+        self.run_now: set[str] = set()
+        """Keys of the probes that this command has run."""
+        self.refused: set[str] = set()
+        """Names of those that were refused before a stage began, which are not run again."""
         self.order: dict[str, ProbeResult] = {}
         """Those of this search by name, in order."""
 
@@ -59,14 +74,19 @@ class Probes:
         Raises UserError if the command fails for all probes, KeyboardInterrupt if it was stopped.
         """
         try:
-            key = self.changes.apply(state, self.clone)
+            key = self.changes.apply(state, self.clone, self.runner)
         except UserError as error:
             return self._listed(ProbeResult(name, (), str(error)))
         entry = self.record["probes"].get(key)
-        if entry is None or (not entry["reason"] and len(entry["metrics"]) < seeds):
+        again = entry and (
+            entry["began"] and key not in self.run_now if entry["reason"] else len(entry["metrics"]) < seeds
+        )
+        if entry is None or again:
             if entry is None and bad:
                 self.clone.put_lock(content_at(self.changes.bad, LOCK))
             entry = self._run(key, name, state, seeds, entry)
+        if entry["reason"] and not entry["began"]:
+            self.refused.add(name)
         return self._listed(ProbeResult(name, tuple(entry["metrics"]), entry["reason"]))
 
     def save(self, **values: Any) -> None:
@@ -86,14 +106,15 @@ class Probes:
         self.changes.write_config(state, self.clone, seeds)
         project = self.clone.project
         results = [project / "results" / run for run in self._runs(seeds)]
-        for each in results:
-            (each / "summary.json").unlink(missing_ok=True)  # of another probe, if this one fails
+        for file in (each / name for each in results for name in RESULTS):
+            file.unlink(missing_ok=True)  # of another probe, if this one fails
         number = 1 + max((entry["number"] for entry in self.record["probes"].values()), default=0)
         number = before["number"] if before else number
         log = (self.folder / "logs" / f"{number}.log").absolute()
         log.parent.mkdir(parents=True, exist_ok=True)
         targets = [f"results/{run}/summary.json" for run in self._runs(seeds)]
         command = list(self.command) or [sys.executable, "-m", "zerolora", "run", *targets]
+        before_it = self._products()
         with log.open("ab") as output:
             code, was_stopped = run_to_end(command, cwd=project, env=self._environment(), stdout=output, stderr=output)
         if was_stopped:
@@ -110,9 +131,11 @@ class Probes:
             metrics = []
         entry = {
             **{"number": number, "name": name, "metrics": metrics, "reason": reason},
+            "began": self._products() != before_it,
             **{"changes": sorted(map(str, state)), "log": str(log.relative_to(self.folder.absolute()))},
         }
         self.record["probes"][key] = entry
+        self.run_now.add(key)
         self.save()
         return entry
 
@@ -120,13 +143,25 @@ class Probes:
         run, first = self.changes.run, self.changes.good_values.get(SEED, Train.model_fields["seed"].default)
         return [run, *(f"{run}-seed{first + number}" for number in range(1, seeds))]
 
+    def _products(self) -> dict[Path, Any]:
+        """Return the stamps of what stages write in the clone: not of results/config.json and results/settings, which
+        are there before a stage begins."""
+        own = [path for path in (self.clone.project / "results").glob("*/") if path.name != "settings"]
+        roots = [*own, *(self.clone.project / name for name in GENERATED if name != "results")]
+        return {path: stamp(path) for root in roots for path in (root, *root.rglob("*"))}
+
     def _environment(self) -> dict[str, str]:
         """Return the environment in which the code of the clone runs, if the project has its code."""
-        source = self.clone.project / "src"
+        source, environment = self.clone.project / "src", git_environment()
         if not self.changes.has_code:
-            return dict(os.environ)
-        former = os.environ.get("PYTHONPATH")
-        return os.environ | {"PYTHONPATH": os.pathsep.join([str(source), *([former] if former else [])])}
+            return environment
+        former = environment.get("PYTHONPATH")
+        return environment | {"PYTHONPATH": os.pathsep.join([str(source), *([former] if former else [])])}
+
+
+def _libraries() -> list[str]:
+    """Return the installed distributions with their versions, as their folders are named."""
+    return sorted({path.name for folder in sys.path for path in Path(folder).glob("*.dist-info")})
 
 
 def metrics_of(run: Path) -> dict[str, float]:
@@ -135,12 +170,10 @@ def metrics_of(run: Path) -> dict[str, float]:
     if not (run / "summary.json").is_file():
         return {}
     result: dict[str, float] = {}
-    for file in (run / "summary.json", run / "metrics/difference.json"):
+    for file in (run / name for name in RESULTS):
         if file.is_file():
             values = json.loads(file.read_text(encoding="utf-8"))
-            result |= {
-                key: each for key, each in values.items() if isinstance(each, int | float) and math.isfinite(each)
-            }
+            result |= {key: each for key, each in values.items() if type(each) in (int, float) and math.isfinite(each)}
     return result
 
 

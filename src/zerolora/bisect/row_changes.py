@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from zerolora.bisect.delta import Atom, State
-from zerolora.bisect.revisions import GIT
+from zerolora.bisect.revisions import NO_SETTINGS
 from zerolora.data.example import BadRow
 from zerolora.data.records import DELIMITERS, Chunk, csv_records
+from zerolora.git_environment import git_environment
 from zerolora.units import counted
 
 Kind = Literal["changed", "added", "removed"]
 KINDS: tuple[Kind, ...] = ("changed", "added", "removed")
-HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 
 class RowChange(NamedTuple):
@@ -100,8 +100,11 @@ def difference(file: str, good: bytes, bad: bytes) -> RowDifference | None:
     if both is None or both.keys != before.keys + after.keys:
         return None
     pieces: list[RowPiece] = []
-    here = number = 0
-    for start, removed, start_after, added in _hunks(before.keys, after.keys):
+    here = here_after = number = 0
+    end = len(before.keys), 0, len(after.keys), 0
+    for start, removed, start_after, added in itertools.chain(_places(before.keys, after.keys), (end,)):
+        if before.keys[here:start] != after.keys[here_after:start_after]:
+            return None  # as a whole the file is right, whatever git has printed
         pieces += [RowPiece(row, row) for row in before.written[here:start]]
         for index in range(max(removed, added)):
             old = start + index if index < removed else None
@@ -111,8 +114,7 @@ def difference(file: str, good: bytes, bad: bytes) -> RowDifference | None:
             written = (None if old is None else before.written[old], None if new is None else after.written[new])
             pieces.append(RowPiece(*written, RowChange(file, number, kind, row)))
             number += 1
-        here = start + removed
-    pieces += [RowPiece(row, row) for row in before.written[here:]]
+        here, here_after = start + removed, start_after + added
     return RowDifference(good, bad, before, pieces) if number else None
 
 
@@ -231,21 +233,35 @@ def _elements(text: str) -> Iterator[str]:
         raise ValueError("more than a list")
 
 
-def _hunks(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
+def _places(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
     """Yield (start, count, start after, count after) of each place where two lists of hashes differ, as git finds them,
     which takes time linear in the rows where few differ."""
     with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder, name) for name in ("good", "bad")]
-        for file, rows in zip(files, (before, after), strict=True):
-            file.write_text("".join(f"{row}\n" for row in rows))
-        command = [*GIT, "diff", "--no-index", "--no-ext-diff", "--unified=0", "--histogram", *map(str, files)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        for name, rows in (("good", before), ("bad", after)):
+            Path(folder, name).write_text("".join(f"{row}\n" for row in rows))
+        # All rows, those that are alike too, so that no setting of what git prints around a difference matters.
+        options = ("--no-color", "--no-ext-diff", "--text", "--histogram", f"--unified={len(before) + len(after)}")
+        done = subprocess.run(
+            ["git", "diff", "--no-index", *options, "good", "bad"],
+            cwd=folder,
+            env=git_environment() | NO_SETTINGS | {"GIT_CEILING_DIRECTORIES": str(Path(folder).parent)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.returncode in (0, 1), done.stderr
-    for line in done.stdout.splitlines():
-        if match := HUNK.match(line):
-            start, count, start_after, count_after = (1 if each is None else int(each) for each in match.groups())
-            # Of no lines, git names the line before.
-            yield start - (count > 0), count, start_after - (count_after > 0), count_after
+    lines = itertools.dropwhile(lambda line: not line.startswith("@@"), done.stdout.splitlines())
+    start = start_after = removed = added = 0
+    for line in itertools.chain(itertools.islice(lines, 1, None), " "):
+        if line[0] == "-":
+            removed += 1
+        elif line[0] == "+":
+            added += 1
+        else:
+            if removed or added:
+                yield start, removed, start_after, added
+            start, start_after = start + removed + 1, start_after + added + 1
+            removed = added = 0
 
 
 def _hash(value: Any) -> str:

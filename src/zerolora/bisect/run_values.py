@@ -57,13 +57,14 @@ def read(directory: Path, run: str | None, revision: str) -> tuple[str, Values]:
     run = names[0] if run is None else run
     if run not in written:
         raise UserError(f"{revision}: {CONFIG} has no run {shown(run)}; choose among {', '.join(names)}")
-    start = written[run].get("train", {}).get("from_adapter") or _mapping(values, "train").get("from_adapter")
+    own = _mapping(written, run)
+    start = _mapping(own, "train").get("from_adapter") or _mapping(values, "train").get("from_adapter")
     if isinstance(start, str) and start.startswith(PARENT):
         raise UserError(
             f"{revision}: {run} continues from {start}, which a change may alter too; bisect the run that made it, or "
             "a copy of its adapter in the project"
         )
-    return run, _values(values, written[run])
+    return run, _values(values, own)
 
 
 def nested(values: Values, run: str, repeats: int) -> str:
@@ -81,6 +82,28 @@ def nested(values: Values, run: str, repeats: int) -> str:
         own["train"] = {START[1]: result["train"].pop(START[1])}
     result["continued" if START in values else "runs"] = {run: own}
     return yaml.safe_dump(result, sort_keys=False, allow_unicode=True)
+
+
+def alike(good: Values, bad: Values) -> tuple[Values, Values]:
+    """Return the settings with a section as one value where one of both has it empty, so that no mixture has both the
+    section's value and keys below it."""
+    keys = good.keys() | bad.keys()
+    whole = {key[:depth] for key in keys for depth in range(1, len(key)) if key[:depth] in keys}
+    return _with_whole(good, whole), _with_whole(bad, whole)
+
+
+def _with_whole(values: Values, whole: set[Key]) -> Values:
+    result: Values = {}
+    for key, value in values.items():
+        outer = next((key[:depth] for depth in range(1, len(key)) if key[:depth] in whole), key)
+        if outer == key:
+            result[key] = value
+        else:
+            section = result.setdefault(outer, {})
+            for part in key[len(outer) : -1]:
+                section = section.setdefault(part, {})
+            section[key[-1]] = value
+    return result
 
 
 def differing(good: Values, bad: Values) -> list[Key]:
@@ -145,21 +168,25 @@ def _values(values: Mapping[str, Any], own: Mapping[str, Any]) -> Values:
             continue
         section = Config.model_fields[name].annotation if name in Config.model_fields else None
         if name == "prepare":
-            value = {entry: each for entry, each in value.items() if entry == own.get("dataset")}  # noqa: PLW2901
+            used = own.get("dataset")
+            value = {entry: each for entry, each in _mapping(values, name).items() if entry == used}  # noqa: PLW2901
         if name == "fetch":
+            groups = _mapping(values, name)
             result |= {
-                (name, source, entry): each for source, group in value.items() for entry, each in (group or {}).items()
+                (name, source, entry): each for source in groups for entry, each in _mapping(groups, source).items()
             }
         else:
             result |= dict(_leaves(section, value, (name,)))
-    for name in RunSections.model_fields.keys() & own.keys():
+    for name in (each for each in RunSections.model_fields if own.get(each)):
         result |= dict(_leaves(RunSections.model_fields[name].annotation, own[name], (name,)))
     return result
 
 
 def _leaves(annotation: Any, value: Any, key: Key) -> Iterator[tuple[Key, Any]]:
     """Yield the values by key: into sections and mappings of sections, not into other mappings, which are replaced as
-    a whole."""
+    a whole. An empty section is as none, unless none means something else."""
+    if value == {} and (_is_section(annotation) or annotation_is_mapping(annotation)):
+        return
     section = next((each for each in (annotation, *get_args(annotation)) if _is_section(each)), None)
     if isinstance(value, dict) and value and section is not None:
         for name, each in value.items():
