@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pyarrow.parquet import write_table
 
 from zerolora.bisect import run_values
+from zerolora.bisect.changes import Changes
 from zerolora.bisect.delta import Atom, State, causes, price, union
 from zerolora.bisect.noise import MISTAKES, Noise, step_of
 from zerolora.bisect.revisions import Clone, export, git
@@ -298,9 +299,6 @@ def test_section_that_one_revision_has_empty(tmp_path: Path) -> None:
     for applied, expected in (((), None), (keys, task["tasks"])):
         mixed = yaml.safe_load(run_values.nested(run_values.mixed(good, bad, frozenset(applied)), "default", 1))
         assert mixed["tasks"] == expected
-    assert run_values.mixed(good, bad, frozenset(keys)) == bad | {
-        key: good[key] for key in good.keys() - bad.keys() - {*keys}
-    }
     (tmp_path / "null").mkdir()
     nothing = {"default": {"dataset": "rows", "train": None}}
     assert run_values.read(written(tmp_path / "null", runs=nothing), None, "HEAD")[0] == "default"
@@ -361,16 +359,23 @@ def test_files_in_no_commit_are_copied_as_they_are_now(project: Path) -> None:
     rows.parent.mkdir()
     (project / "data/model").mkdir()
     (project / "data/model/weights").write_text("weights")
-    hashes = []
+    hashes, trees = [], []
     for text in ("old", "new"):
         rows.write_text(text)
         clone.reset("good")
         hashes.append(clone.copy("data"))
-        assert clone.tree(["data"]) == clone.tree([])  # is ignored
+        (clone.project / "a [b]!").write_text(text)
+        trees.append(clone.tree(["a [b]!"]))
+        assert trees[-1] != clone.tree(["data"]) == clone.tree([])  # is ignored
         assert (clone.project / rows).read_text() == text
         (clone.project / rows).write_text("written by a stage")
         assert rows.read_text() == text
+    assert trees[0] == trees[1]
     assert hashes[0] != hashes[1] and hashes[0].keys() == {"data/r.jsonl", "data/model/weights"}
+    compared = Changes("good", "good", "default", {run_values.DATASET: "rows"}, {}, unversioned=["data"])
+    keys = {compared.apply(frozenset(), clone, {"command": each}) for each in ("one", "one", "another")}
+    rows.write_text("newer")
+    assert len({*keys, compared.apply(frozenset(), clone, {"command": "one"})}) == 3
     rows.unlink()
     rows.mkdir()
     (rows / "part").write_text("")

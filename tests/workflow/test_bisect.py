@@ -34,8 +34,13 @@ with Path(sys.argv[1]).open("a+") as file:
     file.write(Path.cwd().name + "\\n")
     file.seek(0)
     if len(file.readlines()) == int(os.environ.get("KILL_AT", 0)):
-        os.kill(os.getppid(), 9)
-        sys.exit(1)
+        if "TRAINS" not in os.environ:
+            os.kill(os.getppid(), 9)
+            sys.exit(1)
+        Path("results/default/checkpoint").mkdir(parents=True, exist_ok=True)
+        sys.exit("CUDA out of memory")
+if "GIT_DIR" in os.environ:
+    sys.exit("a hook's repository")
 if not Path("model/config.json").exists():
     sys.exit("model: there is no such directory; correct the path")
 if train.get("betas") and "epsilon" not in train:
@@ -181,14 +186,15 @@ CAUSES: dict[Callable[[Planted], None], str] = {
 
 @pytest.mark.parametrize("plant", CAUSES, ids=lambda plant: plant.__name__)
 def test_planted_regression_is_found(planted: Planted, plant: Callable[[Planted], None]) -> None:
-    """Among harmless changes of every kind, in at most 2 log2 of the atoms. In the user's folder nothing changes."""
+    """Among harmless changes of every kind, in at most 2 log2 of the atoms. In the user's folder nothing changes. The
+    command runs in a hook of git."""
     name = plant.__name__
     planted.begin(name)
     plant(planted)
     planted.commit("the regression")
     tree = {file: file.stat().st_mtime_ns for file in planted.directory.glob("[!.w]*/**/*") if file.is_file()}
     before = planted.ran()
-    said = planted.bisect("good", name, "--yes")
+    said = planted.bisect("good", name, "--yes", GIT_DIR=planted.git("rev-parse", "--absolute-git-dir").strip())
     assert {file: file.stat().st_mtime_ns for file in planted.directory.glob("[!.w]*/**/*") if file.is_file()} == tree
     assert planted.git("status", "--porcelain") == "" and planted.git("worktree", "list").count("\n") == 1
     (line,) = [line for line in said.splitlines() if " costs 0.2" in line]
@@ -205,14 +211,19 @@ def test_planted_regression_is_found(planted: Planted, plant: Callable[[Planted]
 
 
 def test_interaction_is_one_cause_and_a_killed_search_resumes(planted: Planted) -> None:
-    """Two keys that only together cost quality; betas and epsilon, of which one cannot run without the other."""
+    """Two keys that only together cost quality; betas and epsilon, of which one cannot run without the other. What
+    failed after a stage began is tried again."""
     planted.begin("interaction")
     planted.commit("the interaction", max_steps=9, lora={"r": 9})
     before = planted.ran()
     planted.bisect("good", "interaction", "--yes", code=-9, KILL_AT=str(before + 5))
     kept = len(planted.record("interaction")["probes"])
     assert 2 < kept <= 4
+    planted.bisect("good", "interaction", "--yes", TRAINS="1", KILL_AT=str(planted.ran() + 1))
+    (failed,) = [each for each in planted.record("interaction")["probes"].values() if each["began"] and each["reason"]]
+    assert failed["reason"] == "CUDA out of memory"
     said = planted.bisect("good", "interaction", "--yes")
+    assert "CUDA" not in said and "What was refused before its first stage is not tried again; " in said
     assert "train.lora.r 4 -> 9 and train.max_steps 2 -> 9 cost together 0.2" in said
     assert "an interaction: none costs it alone" in said and "alone: train.lora.r 4 -> 9: " in said
     record = planted.record("interaction")
@@ -252,7 +263,12 @@ def test_moved_rows_and_code_that_needs_an_earlier_commit(planted: Planted) -> N
         (("good", "good", "--yes"), 2, "'good' and 'good' are the same commit"),
         (("good", "worse", "--run", "other"), 2, "config/config.yaml has no run 'other'; choose among default"),
         (("good", "worse", "--metric", "own"), 2, "which way is better is not known; add --better higher or lower"),
-        (("good", "worse", "--metric", "pref", "--yes"), 2, "a result has no such number; choose among accuracy, loss"),
+        (("good", "worse", "--metric", "pref", "--yes"), 2, "a result has no such number; choose among accuracy, "),
+        (
+            ("good", "worse", "--metric", "loss"),
+            0,
+            "--metric loss: results/default has no such number, but the commits",
+        ),
         (("good", "worse", "--seeds", "1"), 2, "the noise of one seed is not known; use 2 or more"),
         (("good", "worse"), 0, "Nothing has run; the same command with --yes starts it."),
         (("good", "harmless", "--yes"), 1, "not beyond the noise of the seeds"),
@@ -269,21 +285,21 @@ def test_what_cannot_be_bisected_is_said_in_one_line(
         planted.write("NOTES.md", "Notes.\n")
         planted.commit("notes")
     own = planted.directory / "results/default/summary.json"  # of the user, before anything runs
-    if "pref" in arguments:
+    if "loss" in arguments:
         own.parent.mkdir(parents=True)
-        own.write_text('{"accuracy": 0.9, "loss": 1.0}')
+        own.write_text('{"accuracy": 0.9, "chosen": true}')
     before = planted.ran()
     said = planted.bisect(*arguments, code=code)
     own.unlink(missing_ok=True)
     (line,) = [line for line in said.splitlines() if expected in line]
     if code == 2:
-        assert planted.ran() == before and said.splitlines()[-1] == line
+        assert planted.ran() == before + ("pref" in arguments) and said.splitlines()[-1] == line
     elif "--yes" not in arguments:
         assert "Plan: both revisions with 3 seeds (6 runs)" in said and planted.ran() == before
 
 
 def test_project_without_code(planted: Planted, tmp_path: Path) -> None:
-    """The installed package runs the probes. That dvc.lock has another version of it is said, since no probe has it."""
+    """The installed package runs the probes, again if a file in no commit changes. That dvc.lock has another version of it is said, since no probe has it."""
     lock = "stages:\n  train@default:\n    params:\n      results/settings/runs/default.json:\n        code.train: "
     planted.begin("whole", "good")
     project, planted.directory = planted.directory, tmp_path / "project"
@@ -297,6 +313,9 @@ def test_project_without_code(planted: Planted, tmp_path: Path) -> None:
         template(planted)
         planted.commit("bad", learning_rate=0.01)
         said = planted.bisect("HEAD~1", "HEAD", "--yes")
+        before = planted.ran()
+        planted.write("model/config.json", '{"another": "model"}')
+        assert "costs 0.2" in planted.bisect("HEAD~1", "HEAD", "--yes") and planted.ran() > before
     finally:
         planted.directory = project
         planted.git("checkout", "--quiet", "--force", "harmless")
@@ -322,7 +341,8 @@ def test_rows_in_dvc_are_compared_and_its_cache_is_left_as_it_is(planted: Plante
     planted.commit("rows")
     cache = planted.directory / ".dvc/cache/files"
     before = {file: file.read_bytes() for file in cache.rglob("*") if file.is_file()}
-    said = planted.bisect("dvc-good", "dvc-bad", "--yes")
+    hook = {"GIT_DIR": planted.git("rev-parse", "--absolute-git-dir").strip(), "GIT_WORK_TREE": "/"}
+    said = planted.bisect("dvc-good", "dvc-bad", "--yes", **hook)
     assert "rows.json 2 rows changed, among rows 4 to 14 costs 0.2" in said
     assert {file: file.read_bytes() for file in cache.rglob("*") if file.is_file()} == before
     planted.git("checkout", "--quiet", "--force", "harmless")
