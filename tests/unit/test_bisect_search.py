@@ -317,6 +317,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ".gitattributes": "config/kept-out export-ignore\n",
         ".gitignore": "/data/\n/work/\n",
         ".dvc/config": "[core]\n",
+        ".dvc/.gitignore": "/config.local\n",
         "src/a.py": "A = 1\n",
         "src/gone.py": "",
     }.items():

@@ -299,7 +299,8 @@ def test_what_cannot_be_bisected_is_said_in_one_line(
 
 
 def test_project_without_code(planted: Planted, tmp_path: Path) -> None:
-    """The installed package runs the probes, again if a file in no commit changes. That dvc.lock has another version of it is said, since no probe has it."""
+    """The installed package runs the probes, again if a file in no commit changes. That dvc.lock has another version of
+    it is said, since no probe has it."""
     lock = "stages:\n  train@default:\n    params:\n      results/settings/runs/default.json:\n        code.train: "
     planted.begin("whole", "good")
     project, planted.directory = planted.directory, tmp_path / "project"
