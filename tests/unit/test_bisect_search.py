@@ -4,6 +4,7 @@ import contextlib
 import io
 import math
 import random
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from zerolora.bisect import run_values
 from zerolora.bisect.changes import Changes
 from zerolora.bisect.delta import Atom, State, causes, price, union
 from zerolora.bisect.noise import MISTAKES, Noise, step_of
+from zerolora.bisect.probes import metrics_of
 from zerolora.bisect.revisions import Clone, export, git
 from zerolora.bisect.row_changes import RowChange, difference
 from zerolora.bisect.row_changes import atoms as atoms_of_rows
@@ -162,7 +164,7 @@ def test_rows_do_not_depend_on_settings_of_git(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "attributes").write_text("* binary\n")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "settings"))
     git("init", "--quiet", directory=tmp_path)
-    (tmp_path / "settings").rename(tmp_path / ".git/config")
+    shutil.copy(tmp_path / "settings", tmp_path / ".git/config")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     good, bad = file_of("jsonl", [1, 2, 3, 4, 5]), file_of("jsonl", [100, 1, 2, 3, 44, 5])
     split = difference("f.jsonl", good, bad)
@@ -230,6 +232,15 @@ def test_seeds_that_are_alike(good: list[float], bad: list[float], side: str) ->
     assert step_of("loss", [{"loss": 0.123, "rows": 50}]) == step_of("accuracy", [{"accuracy": 0.5}]) == 0
     task = {"task.accuracy": 0.5, "task.answers": 4, "rows": 100}
     assert step_of("task.accuracy", [task, {**task, "task.answers": 8}]) == 0.25
+
+
+def test_metrics_are_the_numbers_of_both_files(tmp_path: Path) -> None:
+    (tmp_path / "metrics").mkdir()
+    assert metrics_of(tmp_path) == {}
+    (tmp_path / "summary.json").write_text('{"accuracy": 0.9, "exact": true, "name": "a", "loss": NaN}')
+    assert metrics_of(tmp_path) == {"accuracy": 0.9}
+    (tmp_path / "metrics/difference.json").write_text('{"accuracy": 0.91234, "rows": 20}')
+    assert metrics_of(tmp_path) == {"accuracy": 0.91234, "rows": 20}
 
 
 def written(folder: Path, **sections: Any) -> Path:

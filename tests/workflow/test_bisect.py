@@ -56,6 +56,9 @@ for seed in range(first, first + values.get("repeats", 1)):
     folder = Path("results", name)
     folder.mkdir(parents=True, exist_ok=True)
     noise = random.Random(f"{seed}{accuracy}").gauss(0, 0.002)
+    if accuracy > 0.8:
+        (folder / "metrics").mkdir(exist_ok=True)
+        (folder / "metrics/difference.json").write_text(json.dumps({"accuracy": accuracy + noise}))
     (folder / "summary.json").write_text(json.dumps({"accuracy": accuracy + noise, "loss": 1 - accuracy, "own": 1.0}))
 """
 
