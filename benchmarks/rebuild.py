@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/rebuild.py FOLDER
 
 In FOLDER: clones the last commit, runs config/config.yaml there and pushes its adapter to a directory, with its rows
-and checkpoints. A second clone, with an empty HOME (pip's cache is kept, PIP_CACHE_DIR), rebuilds that push: whole, with
-ATen's kernels for AVX2, and each of four copies that were tampered with. Writes benchmarks/results/rebuild.json. Both
-clones use this .venv. The same command continues; it takes about a quarter of an hour on two cores.
+and checkpoints. A second clone, with an empty HOME (pip's cache is kept, PIP_CACHE_DIR), rebuilds that push: whole,
+with ATen's kernels for AVX2, and each of four copies that were tampered with. Writes benchmarks/results/rebuild.json. Both
+clones use this .venv. The same command continues; it takes about half an hour on two cores.
 """
 
 import hashlib
@@ -67,8 +67,11 @@ def zerolora(directory: Path, *arguments: object, **more: str) -> subprocess.Com
     """Run a command of zerolora in a clone."""
     return subprocess.run(
         [directory / ".venv/bin/python", "-m", "zerolora", *map(str, arguments)],
-        **{"cwd": directory, "env": os.environ | variables(directory) | more},
-        **{"capture_output": True, "text": True, "check": False},
+        cwd=directory,
+        env=os.environ | variables(directory) | more,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 

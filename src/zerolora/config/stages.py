@@ -479,6 +479,7 @@ STAGES = {
                 "results/samples/{sample}/manifest.json",
                 "results/samples/{sample}/sample.json",
             ),
+            measured=("results/samples/{sample}/sample.json",),
             uses_gpus=True,
         ),
         Stage(

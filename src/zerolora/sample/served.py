@@ -19,7 +19,7 @@ from zerolora.data.prepared_rows import PROMPTS, ROW, open_table
 from zerolora.errors import UserError
 from zerolora.files import canonical
 from zerolora.judge.endpoint import Endpoint, NoSeedError, Service
-from zerolora.judge.work_file import WorkFile
+from zerolora.judge.work_file import SERVED, WorkFile
 from zerolora.log import LOGGER
 from zerolora.progress import Progress
 from zerolora.sample.draws import seed_of
@@ -46,7 +46,7 @@ def ask_served(
     served = settings.of.served
     assert served is not None
     requests = _requests(settings, served, data, prompts, name)
-    kept = WorkFile(work / "served.jsonl")
+    kept = WorkFile(work / SERVED)
     left = [key for key in requests if key not in kept.pieces]
     if left:
         where = served.address, served.model, served.key_variable
