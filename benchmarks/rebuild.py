@@ -90,7 +90,8 @@ def rebuilt(directory: Path, source: Path, name: str, *options: str, **more: str
     output = directory / "work/rebuild" / name
     result = zerolora(directory, "rebuild", source, "--output", output, *options, **more)
     lines = (result.stdout if result.returncode in VERDICTS else result.stderr).splitlines()
-    found: dict[str, Any] = {"code": result.returncode, "line": lines[-1] if lines else ""}
+    line = lines[-1].replace(f"{directory.parent}/", "") if lines else ""
+    found: dict[str, Any] = {"code": result.returncode, "line": line}
     if result.returncode in VERDICTS:
         made = json.loads((output / "rebuild.json").read_text(encoding="utf-8"))
         found |= {key: made[key] for key in ("verdict", "first_difference", "bounds", "machine")}

@@ -89,6 +89,16 @@ def test_held_out_rows_are_those_of_the_first_data_set(finished: Project) -> Non
     assert asked.isdisjoint(row["prompt"][0]["content"] for row in _lines(finished, f"selections/{ONE}/rows.jsonl"))
 
 
+def test_a_round_is_rebuilt_with_what_it_is_made_of(finished: Project) -> None:
+    """The first run, its samples and the rows selected from them too; a second rebuild only compares."""
+    result = finished.run("zerolora", "rebuild", ONE, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.splitlines()[-1] == "equal to the byte"
+    found = json.loads((finished.directory / f"work/rebuild/{ONE}/rebuild.json").read_text())["products"]
+    stages = {f"{stage}@{ONE}" for stage in ("sample", "select", "prepare", "reference", "train", "evaluate")}
+    assert {"train@default", *stages} <= {each["stage"] for each in found if each["equal"]}
+
+
 EDITS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "selections.most": ({}, BOTH),
     "selections.mixed": ({}, BOTH),
