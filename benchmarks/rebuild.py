@@ -4,8 +4,8 @@
 
 In FOLDER: clones the last commit, runs config/config.yaml there and pushes its adapter to a directory, with its rows
 and checkpoints. A second clone, with an empty HOME (pip's cache is kept, PIP_CACHE_DIR), rebuilds that push: whole,
-with ATen's kernels for AVX2, and each of four copies that were tampered with. Writes benchmarks/results/rebuild.json. Both
-clones use this .venv. The same command continues; it takes about half an hour on two cores.
+with ATen's kernels for AVX2, and each of four copies that were tampered with. Writes benchmarks/results/rebuild.json.
+Both clones use this .venv. The same command continues; it takes about half an hour on two cores.
 """
 
 import hashlib

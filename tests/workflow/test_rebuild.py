@@ -28,6 +28,7 @@ from zerolora.rebuild.explanation import other_settings
 from zerolora.rebuild.folder import environment, make_folder
 from zerolora.rebuild.original import original
 from zerolora.rebuild.rebuild import RESULT, Options, compare, rebuild
+from zerolora.rebuild.rebuilt_products import damaged
 from zerolora.train.checkpoint.format import read, write
 from zerolora.train.launch.stop_signals import STOPPED
 
@@ -96,6 +97,21 @@ def test_a_stranger_makes_the_same_bytes(project: Project, stranger: tuple[Path,
     assert "work/checkpoints/default/step-00000002.safetensors" in compared
     assert {"results/default/merged/model.safetensors", "results/default/metrics/evaluate.json"} <= compared
     assert found["machine"]["kernels"]
+
+
+def test_a_merged_push_is_the_same_run(project: Project, stranger: tuple[Path, str], tmp_path: Path) -> None:
+    """So its rebuild continues the one of the adapter, which has made all that it compares."""
+    merged, folder = tmp_path / "merged", stranger[0] / "work/rebuild/sums"
+    project.run("zerolora", "push", "--run", "default", "--what", "merged", "--to", str(merged))
+    was = original(str(merged), tmp_path)
+    make_folder(was, folder, ())
+    assert compare(was, folder).verdict == "equal to the byte"
+    flip(merged / "model.safetensors")
+    (found,) = damaged(was)
+    assert (found.path, found.note) == (
+        "results/default/merged/model.safetensors",
+        "is not the file that the push lists",
+    )
 
 
 def test_a_push_has_neither_rows_nor_paths(project: Project, pushed: Path) -> None:
