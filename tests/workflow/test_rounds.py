@@ -90,8 +90,8 @@ def test_held_out_rows_are_those_of_the_first_data_set(finished: Project) -> Non
 
 
 def test_a_round_is_rebuilt_with_what_it_is_made_of(finished: Project) -> None:
-    """At a revision, with results from DVC's cache, while the rows and a setting are others now. (It makes the first run
-    again, its answers and the rows selected from them.)"""
+    """At a revision, with results from DVC's cache, while the rows and a setting are others now. (It makes the first
+    run again, its answers and the rows selected from them.)"""
     finished.commit("finished")
     rows, learning_rate = (finished.directory / "rows.json").read_text(), finished.config["train"]["learning_rate"]
     (finished.directory / "rows.json").write_text("[]")
