@@ -3,6 +3,7 @@
 One run is trained, rebuilt once, and audited once; tampered originals are compared with that rebuild.
 """
 
+import contextlib
 import json
 import math
 import shutil
@@ -20,11 +21,14 @@ from hypothesis import strategies as st
 
 from zerolora import __version__
 from zerolora.files import read_json, sha256, write_json
+from zerolora.judge.endpoint import Endpoint, Service
 from zerolora.publish.record import RECORD
 from zerolora.rebuild import audit
 from zerolora.rebuild.explanation import other_settings
+from zerolora.rebuild.folder import environment, make_folder
 from zerolora.rebuild.original import original
 from zerolora.rebuild.rebuild import RESULT, Options, compare, rebuild
+from zerolora.rebuild.rebuilt_products import damaged
 from zerolora.train.checkpoint.format import read, write
 from zerolora.train.launch.stop_signals import STOPPED
 
@@ -93,6 +97,21 @@ def test_a_stranger_makes_the_same_bytes(project: Project, stranger: tuple[Path,
     assert "work/checkpoints/default/step-00000002.safetensors" in compared
     assert {"results/default/merged/model.safetensors", "results/default/metrics/evaluate.json"} <= compared
     assert found["machine"]["kernels"]
+
+
+def test_a_merged_push_is_the_same_run(project: Project, stranger: tuple[Path, str], tmp_path: Path) -> None:
+    """So its rebuild continues the one of the adapter, which has made all that it compares."""
+    merged, folder = tmp_path / "merged", stranger[0] / "work/rebuild/sums"
+    project.run("zerolora", "push", "--run", "default", "--what", "merged", "--to", str(merged))
+    was = original(str(merged), tmp_path)
+    make_folder(was, folder, ())
+    assert compare(was, folder).verdict == "equal to the byte"
+    flip(merged / "model.safetensors")
+    (found,) = damaged(was)
+    assert (found.path, found.note) == (
+        "results/default/merged/model.safetensors",
+        "is not the file that the push lists",
+    )
 
 
 def test_a_push_has_neither_rows_nor_paths(project: Project, pushed: Path) -> None:
@@ -278,6 +297,49 @@ def test_an_audit_finds_a_tampered_segment(project: Project, tmp_path: Path) -> 
     result = copy.run(*command, check=False)
     assert result.returncode == 1
     assert "step-00000002.safetensors is damaged: " in result.stdout.splitlines()[-1]
+
+
+def test_a_project_in_a_folder_of_its_repository_is_cloned_with_it(project: Project, tmp_path: Path) -> None:
+    place = tmp_path / "all/models/sums"
+    place.parent.mkdir(parents=True)
+    subprocess.run(["cp", "-a", str(project.directory), str(place)], check=True)
+    shutil.rmtree(place / ".git")
+    subprocess.run(["git", "init", "--quiet", str(tmp_path / "all")], check=True)
+    Project(place).commit("all")
+    (place / "config/config.yaml").write_text((place / "config/config.yaml").read_text() + "# edited\n")
+    with contextlib.chdir(place):
+        was = original("default", tmp_path)
+        make_folder(was, tmp_path / "rebuild", ())
+    made = tmp_path / "rebuild" / was.prefix
+    assert made == tmp_path / "rebuild/models/sums"
+    for name in ("config/config.yaml", "rows.json", "model/config.json"):
+        assert sha256(made / name) == sha256(place / name)
+    assert not (made / "dvc.yaml").exists() and not (made / "results").exists()
+
+
+def test_a_served_model_is_not_asked_again(pushed: Path, here: Path, tmp_path: Path) -> None:
+    """Its replies are brought, or nothing is run."""
+    receipts = read_json(pushed / RECORD, "test")["receipts"]
+    settings = {"of": {"served": {"address": "http://localhost:1/v1", "model": "large"}}}
+    answers = "results/samples/asked/answers.jsonl"
+    receipts["sample@asked"] = {
+        "params": {"settings": json.dumps(settings)}, "inputs": {}, "outputs": {answers: "0" * 64},
+    }  # fmt: skip
+    receipts["prepare@rows"]["inputs"][answers] = "0" * 64
+    was = original(str(tampered(pushed, tmp_path / "asked", receipts=receipts)), tmp_path)
+    given = (here / "rows.json", here / "model")
+    assert refusal(make_folder, was, tmp_path / "rebuild", given) == (
+        "work/samples/asked/served.jsonl: sample@asked asked a served model, which is not asked again, and the file of "
+        "its replies is not here; pass --rows with it"
+    )
+    replies = tmp_path / "replies.jsonl"
+    replies.write_text('{"key": "a", "messages": []}\n')
+    make_folder(was, tmp_path / "rebuild", (*given, replies))
+    assert (tmp_path / "rebuild/work/samples/asked/served.jsonl").read_text() == replies.read_text()
+    service = Service("samples.asked.of.served", "address", "http://localhost:1/v1", "large", None, "docs/sampling.md")
+    assert refusal(Endpoint, service, {}, environment(was, tmp_path / "rebuild")).startswith(
+        "samples.asked.of.served: would ask http://localhost:1/v1 again, which a rebuild never does; pass --rows with"
+    )
 
 
 def test_what_cannot_be_rebuilt_is_one_line(

@@ -16,9 +16,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from zerolora import __version__
 from zerolora.config.stages import PLACEHOLDER, STAGES, Stage
+from zerolora.config.values import JUDGE
 from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, as_json, canonical, read_object, sha256
 from zerolora.json_file import LARGEST, read_bytes
+from zerolora.judge.work_file import SERVED, VERDICTS
 from zerolora.publish.finished import RESULTS, FinishedRun, PushedModel, remedy
 from zerolora.publish.run_config import config_of_run
 from zerolora.publish.slsa_provenance import LOCK
@@ -147,7 +149,10 @@ def with_files(product: PushedModel, record: Record, include: Collection[str]) -
     files: dict[str, Path] = {}
     if ROWS_FOLDER in include:
         receipts = receipts_here()
-        inputs = raw_inputs({stage: receipts[stage] for stage in record.receipts})
+        of_run = {stage: receipts[stage] for stage in record.receipts}
+        inputs = raw_inputs(of_run)
+        replies = [Path(path) for path in kept_replies(of_run) if Path(path).is_file()]
+        files |= {f"{ROWS_FOLDER}/{sha256(path)}": path for path in replies}
         files |= {f"{ROWS_FOLDER}/{each.sha256}": Path(each.path) for each in inputs if each.stage[:5] != "fetch"}
     if CHECKPOINTS in include:
         found = checkpoints_of(record.run)
@@ -223,6 +228,19 @@ def names_of(receipt: Receipt | StageRecord) -> dict[str, str]:
     """Return the names in the paths of a stage's files, as its rule passes them."""
     _, _, text = receipt.params["names"].partition(" ")
     return dict(pair.split("=", 1) for pair in text.split(",") if pair)
+
+
+def kept_replies(receipts: Mapping[str, Receipt]) -> dict[str, str]:
+    """Return the stages that asked a served model, which is not asked again, by the file that keeps its replies."""
+    result = {}
+    for stage, receipt in receipts.items():
+        kind, _, name = stage.partition("@")
+        settings = _decoded(receipt.params.get("settings", ""))
+        if kind == "sample" and settings["of"].get("served"):
+            result[f"work/samples/{name}/{SERVED}"] = stage
+        if kind == "select" and settings["check"] == JUDGE:
+            result[f"work/select/{name}/{VERDICTS}"] = stage
+    return result
 
 
 def raw_inputs(receipts: Mapping[str, Receipt]) -> Iterator[RawInput]:

@@ -59,11 +59,15 @@ def other_kernels(original: Original, folder: Path) -> bool:
     return not was or was != now
 
 
+def is_computed(product: RebuiltProduct) -> bool:
+    """Return whether a product is there, and kernels have computed it."""
+    return product.stage.partition("@")[0] in COMPUTED and product.rebuilt is not None
+
+
 def bounds(original: Original, folder: Path, products: list[RebuiltProduct]) -> list[Bound] | None:
     """Return the bounds of what differs; None if a product differs that no kernel computes, or losses or
     weights are not at hand."""
-    unequal = [product for product in products if not product.equal]
-    if any(product.stage.partition("@")[0] not in COMPUTED or product.rebuilt is None for product in unequal):
+    if not all(product.equal or is_computed(product) for product in products):
         return None
     precision = json.loads((folder / zero_of(original)).read_text(encoding="utf-8"))["zerolora"]["precision"]
     tolerance: float = TOLERANCE[precision]
@@ -95,13 +99,13 @@ def _of_loss(row: dict[str, str], tolerance: float) -> tuple[float, str]:
 
 def _of_figures(original: Original, folder: Path, path: str, tolerance: float) -> Iterator[Bound]:
     was, now = figures(original, folder, path)
-    base = path.startswith("results/base/")
-    of_run = "base model's " if base else ""
+    owner = Path(path).parts[1]
+    of_run = "" if owner == original.run else "base model's " if owner == "base" else f"{owner}'s "
     for name in ("loss_last", "loss_validation", "loss", "accuracy"):
         if name not in was or not isinstance(was[name], int | float):
             continue
         value, other = float(was[name]), float(now.get(name, math.nan))
-        seeds = [] if base else original.seeds.get(name, [])
+        seeds = [] if of_run else original.seeds.get(name, [])
         if len(seeds) > 1:
             yield _bound(f"{of_run}{name}", value, other, *_of_seeds(seeds))
         elif name == "accuracy":

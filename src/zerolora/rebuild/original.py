@@ -85,6 +85,8 @@ class Original:
     """Of zerolora."""
     commit: str | None = None
     """Of the project, if it is a run of this one."""
+    prefix: str = ""
+    """Path of the project in its git repository; empty if it is the whole of it."""
     edited: Mapping[str, str | None] | None = None
     """Of the working tree, sha256 of each file that differs from the commit, None for one that is not there; None for a
     revision or a push."""
@@ -101,6 +103,8 @@ class Original:
     """Files of the pushed model, by the path of the result."""
     listed: dict[str, Any] = field(default_factory=dict)
     """The files of a push: sha256 and bytes, by name."""
+    replies: tuple[Path, ...] = ()
+    """Files of a push in which replies of served models may be."""
     download: Callable[[], None] = lambda: None
     """Downloads the pushed files, if they are in a repository."""
 
@@ -152,6 +156,7 @@ def _of_working_tree(source: str, run: str) -> Original:
         costs_of(receipts, find, len(checkpoints)),
         __version__,
         commit=commit,
+        prefix=_git("rev-parse", "--show-prefix") or "",
         edited=_edited(commit),
         checkpoint_files=checkpoints,
         seeds=seeds_of(run),
@@ -163,7 +168,7 @@ def _edited(commit: str | None) -> dict[str, str | None]:
     if commit is None:
         names = [str(path) for path in Path("config").rglob("*") if path.is_file()]
     else:
-        changed = _git("diff", "--name-only", "-z", commit) or ""
+        changed = _git("diff", "--name-only", "--relative", "-z", commit) or ""
         new = _git("ls-files", "--others", "--exclude-standard", "-z", "--", *OF_THE_PROJECT) or ""
         names = [name for name in (changed + new).split("\0") if name]
     return {name: sha256(Path(name)) if Path(name).is_file() else None for name in names}
@@ -202,6 +207,7 @@ def _of_revision(source: str, run: str, revision: str) -> Original:
         costs_of(found, cache.find, len(current)),
         version[1] if version else __version__,
         commit=commit,
+        prefix=_git("rev-parse", "--show-prefix") or "",
         # Checkpoints are in no cache: those that are there are of the last training.
         checkpoint_files=current if _is_last(found, run) else {},
     )
@@ -306,6 +312,7 @@ def _of_directory(source: str, folder: Path, repository: str) -> Original:
         checkpoint_digests={int(step): digest for step, digest in record.checkpoints.items()},
         seeds=record.seeds,
         pushed=pushed,
+        replies=tuple(folder / name for name in listed if name.startswith(f"{ROWS_FOLDER}/")),
         listed=listed,
     )
 

@@ -16,10 +16,9 @@ from zerolora import __version__
 from zerolora.errors import UserError, install_command
 from zerolora.files import locked, write_json
 from zerolora.log import result, say
-from zerolora.machine.identity import computing
 from zerolora.publish.record import names_of, raw_inputs, stage_of
 from zerolora.rebuild import audit
-from zerolora.rebuild.bounds import Bound, bounds, other_kernels
+from zerolora.rebuild.bounds import Bound, bounds, is_computed, other_kernels
 from zerolora.rebuild.explanation import explained, machines, other_settings
 from zerolora.rebuild.folder import make_folder, run_targets
 from zerolora.rebuild.original import Original, original
@@ -90,9 +89,10 @@ def rebuild(source: str, options: Options) -> int:
         verdict = _of_damage(was)
         if verdict is None:
             make_folder(was, folder, options.given)
-            verdict = _run(was, folder) if segments is None else audit_run(was, folder, segments)
+            project = folder / was.prefix
+            verdict = _run(was, project) if segments is None else audit_run(was, project, segments)
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / RESULT, as_json(was, folder, verdict, time.monotonic() - started))
+        write_json(folder / RESULT, as_json(was, folder / was.prefix, verdict, time.monotonic() - started))
     _print_verdict(verdict, folder)
     return CODES[verdict.verdict]
 
@@ -170,8 +170,10 @@ def run_before_training(was: Original, folder: Path) -> RebuildVerdict | None:
     train = f"train@{was.run}"
     run_targets(was, folder, [*was.receipts[train].inputs, RESOLVED], None)
     products = list(compared(was, folder, until=train))
-    if verdict := _different(was, folder, [each for each in products if each.stage != train]):
-        return verdict
+    # Where kernels may round differently, what a kernel computed, as the adapter to begin with, has bounds afterwards.
+    rounded = other_kernels(was, folder)
+    if any(not (each.equal or (rounded and is_computed(each))) for each in products):
+        return _different(was, folder, products)
     if found := other_settings(was, folder):
         stage, how = found
         path = next(iter(was.receipts[stage].outputs))
@@ -198,9 +200,9 @@ def compare(was: Original, folder: Path) -> RebuildVerdict:
     verdict = _different(was, folder, products)
     if verdict is None:
         return RebuildVerdict(EQUAL, products)
-    losses = next((product for product in products if product.path.endswith(f"/{LOSSES}")), None)
+    losses = [product for product in products if product.path.endswith(f"/{LOSSES}")]
     # Kernels that round in another way change the losses. If these are the same, other bytes are not due to kernels.
-    if not other_kernels(was, folder) or losses is None or losses.equal:
+    if not other_kernels(was, folder) or all(each.equal for each in losses):
         return verdict
     limits = bounds(was, folder, products)
     if limits is None:
@@ -227,8 +229,6 @@ def audit_run(was: Original, folder: Path, segments: "audit.Draw") -> RebuildVer
 def as_json(was: Original, folder: Path, verdict: RebuildVerdict, seconds: float) -> dict[str, Any]:
     """Return the content of rebuild.json."""
     _, machine = machines(was, folder)
-    device = was.receipts[f"train@{was.run}"].params.get("device")
-    machine = machine or computing("cuda" if device == "cuda" else "cpu")
     revision = f"{was.commit}{UNCOMMITTED}" if was.edited else was.commit
     place = {"repository": was.repository} if was.repository else {"revision": revision}
     return {

@@ -15,12 +15,11 @@ from zerolora.evaluate.tasks.task import Judgement, Task
 from zerolora.judge.asking import ask_all, judge_endpoint, most_of, price
 from zerolora.judge.metrics import rating
 from zerolora.judge.prompts import FILE, SINGLE, JudgeQuestion, JudgeRequest
-from zerolora.judge.work_file import WorkFile
+from zerolora.judge.work_file import VERDICTS, WorkFile
 from zerolora.select.asked_prompts import SampledPrompt
 from zerolora.select.kept_answers import SampledAnswer, usable
 from zerolora.units import counted
 
-VERDICTS = "verdicts.jsonl"
 PROMPT = "single-v1"
 """The prompt of MT-bench for a single answer without a reference."""
 
