@@ -25,21 +25,29 @@ def main(path: Path) -> None:
     import torch
     from swift.arguments import SamplingArguments
     from swift.pipelines.sampling.vanilla_sampler import VanillaSampler
+    from swift.template import TemplateMeta, register_template
 
     if request["kernels"]:
         torch.set_float32_matmul_precision("medium")
     vllm = request["engine"] == "vllm"
+    register_template(
+        TemplateMeta(
+            "asked", prefix=[], prompt=["<|im_start|>user\n{{QUERY}}<|im_end|>\n<|im_start|>assistant\n"],
+            chat_sep=["<|im_end|>\n"], suffix=["<|im_end|>"],
+            system_prefix=["<|im_start|>system\n{{SYSTEM}}<|im_end|>\n"],
+        )
+    )  # fmt: skip
     options = {
-        "model": request["model"], "model_type": "llama", "template_backend": "jinja", "torch_dtype": "float32",
-        "sampler_engine": request["engine"], "num_return_sequences": request["n"], "temperature": 1.0, "top_p": 1.0,
+        "model": request["model"], "model_type": "llama", "template": "asked",
+        "torch_dtype": "float32", "sampler_engine": request["engine"], "num_return_sequences": request["n"], "temperature": 1.0, "top_p": 1.0,
         "top_k": 0, "max_new_tokens": request["limit"], "output_dir": str(path.parent / "swift"),
-        "dataset": request["rows"], "engine_kwargs": json.dumps(request["engine_kwargs"]),
+        "dataset": request["rows"], "engine_kwargs": json.dumps({**request["engine_kwargs"], "template_type": "asked"}),
     }  # fmt: skip
     sampler = VanillaSampler(SamplingArguments(**options))
     engine = sampler.infer_engine
     rows = [json.loads(line) for line in Path(request["rows"]).read_text(encoding="utf-8").splitlines()]
     rows.sort(key=lambda row: -len(row["tokens"]))
-    check(sampler, rows)
+    check(engine.template, rows)
     if not vllm:
         engine.generation_config.eos_token_id = request["stops"]
     counted = [0]
@@ -52,6 +60,8 @@ def main(path: Path) -> None:
 
     engine.infer = counting
     sampler.do_sample(data_of(rows[-BEFORE:]))
+    if vllm:
+        engine.engine.reset_prefix_cache()
     counted[0] = 0
     started, before = time.monotonic(), time.process_time()
     lines = sampler.do_sample(data_of(rows))
@@ -68,15 +78,12 @@ def data_of(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {"messages": [[*row["messages"], answer] for row in rows]}
 
 
-def check(sampler: Any, rows: list[dict[str, Any]]) -> None:
+def check(template: Any, rows: list[dict[str, Any]]) -> None:
     """Raise SystemExit if a prompt has other tokens than zerolora's."""
-    mode = sampler.template.mode
-    sampler.template.set_mode("transformers")
     for row in rows:
-        encoded = list(sampler.template.encode({"messages": row["messages"]})["input_ids"])
+        encoded = list(template.encode({"messages": row["messages"]})["input_ids"])
         if encoded != row["tokens"]:
             raise SystemExit(f"ms-swift has {encoded[:20]} …, and zerolora {row['tokens'][:20]} …")
-    sampler.template.set_mode(mode)
 
 
 if __name__ == "__main__":

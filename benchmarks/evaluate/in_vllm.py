@@ -26,6 +26,7 @@ def main(path: Path) -> None:
     prompts = request["prompts"]
     sampling = [SamplingParams(**common, seed=seed) for seed in request.get("seeds", [None] * len(prompts))]
     answered(engine, prompts[-2:], sampling)
+    engine.reset_prefix_cache()
     started, before = time.monotonic(), time.process_time()
     answers = answered(engine, prompts, sampling)
     seconds, cpu_seconds = time.monotonic() - started, time.process_time() - before

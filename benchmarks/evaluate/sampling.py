@@ -35,6 +35,7 @@ import torch
 from against_peers import versions
 from contest import MODEL, QUIET, about, chat_task
 from measuring import RESULTS, by_round, medians, parser_of, put, table, turns
+from transformers import AutoTokenizer
 
 from zerolora.config.settings import PrepareSettings, SampleSettings
 from zerolora.data.prepare import prepare
@@ -156,8 +157,11 @@ def of_swift(request: Result) -> Result:
     model, data = Path(request["model"]), Path(request["data"])
     prompts = read_prompts(data)
     path = Path(request["output"]).with_name("asked.jsonl")
+    # The system prompt that the model's own template writes.
+    text = str(AutoTokenizer.from_pretrained(model).apply_chat_template([{"role": "user", "content": ""}], tokenize=False))
+    system = [{"role": "system", "content": text.removeprefix("<|im_start|>system\n").partition("<|im_end|>")[0]}]
     rows = [
-        {"messages": json.loads(text)["messages"], "tokens": prompt.tokens}
+        {"messages": system + json.loads(text)["messages"], "tokens": prompt.tokens}
         for text, prompt in zip(open_table(data, PROMPTS)[ROW].to_pylist(), prompts, strict=True)
     ]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
