@@ -1,8 +1,8 @@
 """Sample with ms-swift, in its own Python environment: python in_swift.py REQUEST.
 
 sampling.py writes the request. `swift sample` is run by its own pipeline, whose sampler answers two prompts before the
-timing starts: its template, its engine and its generation, with the answers as lines of its output file. It stops unless
-ms-swift's prompts have the tokens of zerolora's.
+timing starts: its template, its engine and its generation, with the answers as lines of its output file. It stops
+unless ms-swift's prompts have the tokens of zerolora's.
 """
 
 import json
@@ -38,10 +38,11 @@ def main(path: Path) -> None:
         )
     )  # fmt: skip
     options = {
-        "model": request["model"], "model_type": "llama", "template": "asked",
-        "torch_dtype": "float32", "sampler_engine": request["engine"], "num_return_sequences": request["n"], "temperature": 1.0, "top_p": 1.0,
+        "model": request["model"], "model_type": "llama", "template": "asked", "torch_dtype": "float32",
+        "sampler_engine": request["engine"], "num_return_sequences": request["n"], "temperature": 1.0, "top_p": 1.0,
         "top_k": 0, "max_new_tokens": request["limit"], "output_dir": str(path.parent / "swift"),
-        "dataset": request["rows"], "engine_kwargs": json.dumps({**request["engine_kwargs"], "template_type": "asked"}),
+        "dataset": request["rows"],
+        "engine_kwargs": json.dumps({**request["engine_kwargs"], "template_type": "asked"}),
     }  # fmt: skip
     sampler = VanillaSampler(SamplingArguments(**options))
     engine = sampler.infer_engine

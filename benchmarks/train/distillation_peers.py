@@ -2,20 +2,22 @@
 
     .venv/bin/python benchmarks/train/distillation_peers.py --swift PYTHON
 
-PYTHON is the interpreter of a virtual environment with ms-swift==4.6.0, and msgspec, which its GKD imports; without it
-ms-swift is left out.
+PYTHON is the interpreter of a virtual environment with ms-swift==4.6.0, and msgspec, which its GKD imports; without an
+interpreter ms-swift is left out.
 
 Student and teacher are two models of SmolLM2-135M's shape with random weights, since only speed is compared. TRL has no
-stored probabilities: its trainers call the teacher in every step, and compare whole vocabularies; so does ms-swift, which
-compares the teacher's --gkd_logits_topk tokens alone, as many as are stored here. GKDTrainer distils on given answers
-with lmbda: 0, and beta: 0 is the forward divergence, which is zerolora's with alpha: 0. All train the same LoRA adapter on
-the same rows, eight of similar length in a step, in one process of one thread, in fp32 without activation checkpointing.
-The peers compute fp32 products once as installed, and once by the kernels that zerolora chooses. TRL's trainer for answers of the student, DistillationTrainer, has no given answers, and is not compared.
+stored probabilities: its trainers call the teacher in every step, and compare whole vocabularies. So does ms-swift, but
+it compares the teacher's --gkd_logits_topk likeliest tokens alone, here as many as are stored. Both GKDTrainers distil
+on given answers with lmbda: 0, and beta: 0 is the forward divergence, which is zerolora's with alpha: 0. All train the
+same LoRA adapter on the same rows, eight of similar length in a step, in one process of one thread, in fp32 without
+activation checkpointing. The peers compute fp32 products once as installed, and once by the kernels that zerolora
+chooses. TRL's trainer for answers of the student, DistillationTrainer, has no given answers, and is not compared.
 
 CPU seconds are those of the second of two epochs, so loading and the first use of kernels do not count: for zerolora
-the difference of trainings of two epochs and of one with all their processes, for the peers as a process counts its own.
-The stage `teacher` is timed as the difference of all rows and of one global batch, and counts in whole, as if its
-values served a single epoch of a single run. --more adds rounds to those of an earlier start. Writes benchmarks/results/distillation_peers.json.
+the difference of trainings of two epochs and of one with all their processes, for the peers as each process counts its
+own. The stage `teacher` is timed as the difference of all rows and of one global batch, and counts in whole, as if its
+values served a single epoch of a single run. --more adds rounds to those of an earlier start. Writes
+benchmarks/results/distillation_peers.json.
 """
 
 import argparse
@@ -101,7 +103,7 @@ def summary(task: "Task", runs: list[dict[str, float]]) -> dict[str, Any]:
     figures = {name: by_round([each[name] for each in runs]) for name in runs[0]}
     return figures | {
         "runs": runs,
-        "tokens_a_cpu_second": by_round([task.counts["supervised"] / each["cpu_seconds"] for each in runs])
+        "tokens_a_cpu_second": by_round([task.counts["supervised"] / each["cpu_seconds"] for each in runs]),
     }
 
 
@@ -198,9 +200,10 @@ def swift(task: Task, kernels: bool) -> dict[str, float]:
     order = sorted(range(len(lines)), key=lambda row: -lengths[row])
     rows, steps = folder / "rows.jsonl", ROWS // BATCH
     rows.write_text("".join(lines[row] for row in order), encoding="utf-8")
-    settings = of_trainer(folder, steps, {**TRAIN, "schedule": "constant"}, 1000) | of_swift(task.student, rows) | {
+    settings = of_trainer(folder, steps, TRAIN, 1000) | of_swift(task.student, rows) | {
         "rlhf_type": "gkd", "teacher_model": str(task.teacher), "teacher_model_type": "llama", "lmbda": 0, "beta": 0,
-        "temperature": 1, "gkd_logits_topk": TOP_K, "sft_alpha": 0, "loss_scale": "default", "per_device_train_batch_size": BATCH,
+        "temperature": 1, "gkd_logits_topk": TOP_K, "sft_alpha": 0, "loss_scale": "default",
+        "per_device_train_batch_size": BATCH,
     }  # fmt: skip
     (rank,) = ranks_of_peer("swift-gkd", task.options.swift, folder, settings, kernels, ranks=1)
     trained = {name: sum(rank[name][-steps:]) for name in ("tokens", "supervised")}

@@ -1,8 +1,8 @@
 """One rank of a peer, in the peer's own environment: peers.py KIND FOLDER [--onednn], with RANK …
 
-KIND: llamafactory, swift (`swift sft`), swift-rlhf, swift-gkd or trl-dpo. It imports nothing of zerolora. FOLDER/settings.json has
-LLaMA-Factory's keys, the options of ms-swift's command, or for TRL `model`, `rows`, `template`, `lora` and the
-arguments of its DPOConfig. LLaMA-Factory and ms-swift get a ChatML template named `rows`: without the newline that
+KIND: llamafactory, swift (`swift sft`), swift-rlhf, swift-gkd or trl-dpo. It imports nothing of zerolora.
+FOLDER/settings.json has LLaMA-Factory's keys, the options of ms-swift's command, or for TRL `model`, `rows`,
+`template`, `lora` and the arguments of its DPOConfig. LLaMA-Factory and ms-swift get a ChatML template named `rows`: without the newline that
 their own train after each turn, since zerolora and TRL train none. --onednn: with the fp32 matmul kernels that zerolora
 chooses on a CPU (machine/cpu_matmul.py).
 
