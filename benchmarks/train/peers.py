@@ -2,9 +2,9 @@
 
 KIND: llamafactory, swift (`swift sft`), swift-rlhf, swift-gkd or trl-dpo. It imports nothing of zerolora.
 FOLDER/settings.json has LLaMA-Factory's keys, the options of ms-swift's command, or for TRL `model`, `rows`,
-`template`, `lora` and the arguments of its DPOConfig. LLaMA-Factory and ms-swift get a ChatML template named `rows`: without the newline that
-their own train after each turn, since zerolora and TRL train none. --onednn: with the fp32 matmul kernels that zerolora
-chooses on a CPU (machine/cpu_matmul.py).
+`template`, `lora` and the arguments of its DPOConfig. LLaMA-Factory and ms-swift get a ChatML template named `rows`:
+without the newline that their own train after each turn, since zerolora and TRL train none. --onednn: with the fp32
+matmul kernels that zerolora chooses on a CPU (machine/cpu_matmul.py).
 
 Writes the CPU seconds of this process at the end of every step, its tokens, supervised tokens and loss, what the
 trainer logs, and its peak memory (VmHWM since its libraries are imported), to FOLDER/rank<N>.json. With next-token loss
