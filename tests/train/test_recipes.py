@@ -16,11 +16,12 @@ from test_models import bench_of, settings_of
 sys.path.insert(0, str(ROOT / "docs"))
 import recipe_plans
 
-from benchmarks import preferences
+from benchmarks import own_answers, preferences
 from benchmarks.evaluate import boolq
 from zerolora.config.recipes import summaries
 from zerolora.model.meta_device import build_on_meta
 from zerolora.model.read_spec import read_model_spec
+from zerolora.report.repeats import difference_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -73,7 +74,8 @@ TRACED = (
 )
 """Recipes that `make plans` alone plans: tracing their layers takes ten CPU-seconds each."""
 RUN_HERE = {
-    *("gemma-3-270m-boolq", "smollm2-135m-benchmarks", "smollm2-135m-preferences", "smollm2-135m-strategies"),
+    *("gemma-3-270m-boolq", "smollm2-135m-benchmarks", "smollm2-135m-own-answers", "smollm2-135m-preferences"),
+    "smollm2-135m-strategies",
 }
 """Recipes for two CPU cores; the families of their models are trained by other tests."""
 ROUNDED = {
@@ -160,6 +162,19 @@ def test_preference_recipe_gives_the_measured_result() -> None:
     alone, both, sft = (runs[f"digits_{name}"] for name in ("dpo_alone", "dpo", "sft"))
     assert f"fell from {measured['first']:.2f} to {alone} right answers" in training
     assert f"with the SFT term it stayed at {both}, and SFT on the chosen answers alone reached {sft}" in training
+
+
+def test_own_answers_recipe_gives_the_measured_result() -> None:
+    """What the page says of them beside the table: which groups seeds tell apart, and the first digits of the means."""
+    text = " ".join((RECIPES / "smollm2-135m-own-answers/README.md").read_text(encoding="utf-8").split())
+    measured = json.loads((ROOT / "benchmarks/results/own_answers.json").read_text(encoding="utf-8"))
+    for part in (own_answers.markdown(measured), own_answers.answers(measured)):
+        assert " ".join(part.split()) in text
+    groups = own_answers.groups_of(measured)
+    assert f"from {measured['before']:.2f} to {groups['right'].mean:.2f}, unselected ones nowhere" in text
+    assert abs(groups["unselected"].mean - measured["before"]) < 0.1
+    ends = {name: difference_of([*groups.values()], groups["given"], group)[1:] for name, group in groups.items()}
+    assert {name for name, (low, high) in ends.items() if low <= 0 <= high} == {"given", "right", "distilled"}
 
 
 @pytest.mark.parametrize(("model", "parameters"), PARAMETERS.items())

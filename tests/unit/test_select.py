@@ -51,7 +51,7 @@ class Sampled:
             out.write_table(pyarrow.table(columns, schema=kept))
         write_json(self.data / "manifest.json", {"sources": ["one.json", "two.json"], "files": {}})
         lines = [
-            {"row": row, "sample": sample, "text": text, "tokens": len(text), "ended": ended}
+            {"row": row, "sample": sample, "text": text, "tokens": len(text), "ended": ended, "whole": text != HALF}
             for row, members in enumerate(answers)
             for sample, (text, ended) in enumerate(members)
         ]
@@ -73,6 +73,7 @@ class Sampled:
         return dict(json.loads((self.folder / "selected/metrics.json").read_text()))
 
 
+HALF = "\ufffd"
 ANSWERS: Answers = [
     [("5", True), ("5", True), ("6", True), ("5.", True)],  # 2 of 4 right
     [("7", True)] * 4,  # always right
@@ -119,6 +120,12 @@ def test_a_row_says_where_its_answer_is_from(sampled: Sampled) -> None:
             "rejected": {"sample": 2, "right": False, "score": 0.0},
         },
     }
+
+
+def test_an_answer_whose_text_is_not_whole_is_no_row(tmp_path: Path) -> None:
+    sampled = Sampled(tmp_path, [[(HALF, True), ("5", True)]], ["5"])
+    assert _texts(sampled.select(keep="all")) == ["5"]
+    assert sampled.metrics["left_out_not_whole"] == 1
 
 
 def test_figures_and_page(sampled: Sampled) -> None:
@@ -188,8 +195,9 @@ def test_a_judge_is_asked_on_request_and_once(tmp_path: Path) -> None:
 
 
 ANSWER = st.builds(
-    lambda text, ended, right, score: SampledAnswer(0, 0, text, len(text), ended, right, score),
+    lambda text, ended, whole, right, score: SampledAnswer(0, 0, text, len(text), ended, whole, right, score),
     st.sampled_from(["a", "A", "b", "c c", " "]),
+    st.booleans(),
     st.booleans(),
     st.booleans(),
     st.sampled_from([None, 0.0, 0.5, 1.0]),
@@ -212,7 +220,7 @@ def test_laws_of_what_is_kept(drawn: list[SampledAnswer], settings: SelectSettin
     rows = chosen(settings, answers)
     used = [answer for row in rows for answer in (row.answer, row.rejected) if answer]
     assert len({*used}) == len(used)  # an answer is used once
-    assert all(each.ended and each.text.strip() and each.score is not None for each in used)
+    assert all(each.ended and each.whole and each.text.strip() and each.score is not None for each in used)
     assert all((each.tokens or 0) <= (settings.max_answer_length or math.inf) for each in used)
     labels = [row.answer.right if settings.keep == "labelled" else None for row in rows]
     most = settings.most or (1 if settings.keep in ("best", "pairs") else len(answers))

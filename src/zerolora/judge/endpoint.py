@@ -59,6 +59,10 @@ class Reply(NamedTuple):
     completion_tokens: int | None
     """None if the endpoint does not report usage."""
     finish_reason: str
+    calls_tools: bool
+    """Whether the message has calls of tools, which its text does not have."""
+    had_key: bool
+    """Whether the text of the key was in it, which is not in `text`."""
 
 
 class Endpoint:
@@ -160,7 +164,9 @@ class Endpoint:
         model, finish_reason = (
             self._clear(str(each or "")) for each in (value.get("model"), choice.get("finish_reason"))
         )
-        return Reply(self._clear(text), model, prompt_tokens, completion_tokens, finish_reason)
+        calls = bool(choice["message"].get("tool_calls"))
+        had_key = self._key is not None and self._key in text
+        return Reply(self._clear(text), model, prompt_tokens, completion_tokens, finish_reason, calls, had_key)
 
     def _refusal(self, status: int, value: Any) -> str:
         """Return the error of an answer with a status other than 200, and the remedy."""

@@ -12,6 +12,7 @@ SHOWN = 10
 """Answers on the page."""
 WHY = {
     "not_ended": "not ended within max_new_tokens",
+    "not_whole": "with a special token or a part of a character, which a text does not have",
     "blank": "without text",
     "too_long": "longer than max_answer_length",
     "without_score": "without a score that could be read",
@@ -22,7 +23,7 @@ WHY = {
 CHANGED = {
     "prompt_tokens": "tokens of a prompt",
     "answer_tokens": "tokens of an answer",
-    "right_share": "share of right answers to a prompt",
+    "pass_rate": "share of right answers to the same prompt",
     "easy_share": f"share of easy prompts: more than {EASY:.0%} of the answers are right",
 }
 assert {*WHY} == {*LEFT_OUT}
