@@ -37,7 +37,7 @@ from measuring import RESULTS, ROOT, by_round, children_cpu_seconds, parser_of, 
 from zerolora.data.prepared_rows import IGNORED, open_split
 from zerolora.files import canonical, read_json, write_json
 
-ROWS, BATCH, LONGEST, ROUNDS = 24, 8, 96, 2
+ROWS, BATCH, LONGEST, ROUNDS = 48, 8, 96, 2
 CONFIG = ROOT / "config/recipes/models/smollm2-135m.json"
 TOP_K = 64
 SYSTEM = 4
