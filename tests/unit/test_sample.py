@@ -104,17 +104,18 @@ def test_answers_are_the_same_bytes_in_batches_of_any_size(
 
 
 def test_raised_n_adds_answers_and_makes_none_again(case: SimpleNamespace, tmp_path: Path) -> None:
-    """A new data set keeps those of the prompts that it has."""
-    fewer = sampled(case, tmp_path, n=2)
-    (kept,) = (tmp_path / "work").iterdir()
-    assert fewer == b"".join(line + b"\n" for line in case.answers.splitlines() if json.loads(line)["sample"] < 2)
-    before = (kept / "rank0.jsonl").read_bytes()
+    """From 4 to 8, and back, against 8 that are sampled at once."""
+    whole = sampled(case, tmp_path / "whole", n=8)
+    assert case.answers == b"".join(line + b"\n" for line in whole.splitlines() if json.loads(line)["sample"] < 4)
     assert sampled(case, tmp_path) == case.answers
+    (kept,) = (tmp_path / "work").iterdir()
+    before = (kept / "rank0.jsonl").read_bytes()
+    assert sampled(case, tmp_path, n=8) == whole
     added = (kept / "rank0.jsonl").read_bytes()
-    assert added.startswith(before) and len(answers_in(kept)) == 19 * 4 == added.count(b"]\n")
+    assert added.startswith(before) and len(answers_in(kept)) == 19 * 8 == added.count(b"]\n")
     counts = read_json(tmp_path / "out/sample.json", "")
-    assert (counts["new_answers"], counts["answers"]) == (19 * 2, 19 * 4)
-    assert sampled(case, tmp_path, n=2) == fewer and (kept / "rank0.jsonl").read_bytes().strip() == added.strip()
+    assert (counts["new_answers"], counts["answers"]) == (19 * 4, 19 * 8)
+    assert sampled(case, tmp_path) == case.answers and (kept / "rank0.jsonl").read_bytes().strip() == added.strip()
     assert sampled(case, tmp_path, seed=7) != case.answers
     assert not kept.exists(), "answers of other settings are not used"
 

@@ -20,6 +20,7 @@ from zerolora.data.prepared_rows import ROW, schema
 from zerolora.data.sampled_prompts import prompt_key
 from zerolora.errors import UserError
 from zerolora.files import describe, sha256, write_json
+from zerolora.select.held_out import held_out
 from zerolora.select.kept_answers import LEFT_OUT, SampledAnswer, chosen
 from zerolora.select.select import select
 from zerolora.select.selection_figures import pass_at
@@ -64,7 +65,8 @@ class Sampled:
         """Return the rows that settings select."""
         checked = SelectSettings(**{"samples": "own", "check": "exact"} | settings)
         output = self.folder / "selected"
-        select(checked, "mine", self.data, self.samples, self.folder / "work", output, environment)
+        folders = self.data, self.samples, self.folder / "questions", self.folder / "work"
+        select(checked, "mine", *folders, output, environment)
         return [json.loads(line) for line in (output / "rows.jsonl").read_text().splitlines()]
 
     @property
@@ -150,6 +152,51 @@ def test_markup_in_an_answer_is_text(tmp_path: Path) -> None:
     sampled.select()
     page = (tmp_path / "selected/select.html").read_text()
     assert "<script>" not in page and "&lt;script&gt;" in page and "<b>" not in page
+
+
+WHEN = "When does the river that crosses the old town flood the fields {}?"
+
+
+def test_prompts_that_runs_are_evaluated_with_become_no_row(tmp_path: Path) -> None:
+    """Whether a data set holds them out or a task asks them; none of these answers is in a figure, or rated."""
+    questions = ["What is  2 + 2 ?", WHEN.format("there"), "And then?", "What is 3 + 3?", WHEN[:20]]
+    sampled = Sampled(tmp_path, [[("5", True)]] * 5, ["5"] * 5, questions)
+    rows = [
+        {"question": "what is 2 + 2", "messages": []},
+        {"question": "Say one.\n\nAnd then?", "messages": [{"role": "user", "content": "And then?"}]},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    held_out(tmp_path / "questions/task-sums.jsonl", rows=tmp_path / "rows.jsonl")
+    for split, asked in (("validation", [WHEN.format("here")]), ("test", ["What is 2+2?", ""])):
+        columns = pyarrow.table({"question": asked})
+        path = tmp_path / f"other/{split}.arrow"
+        path.parent.mkdir(exist_ok=True)
+        with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, columns.schema) as out:
+            out.write_table(columns)
+    write_json(tmp_path / "other/manifest.json", {"files": describe(tmp_path / "other")})
+    held_out(tmp_path / "questions/data-other.jsonl", data=tmp_path / "other")
+    names = ["data-other", "task-sums"]
+    assert [row["prompt"][0]["content"] for row in sampled.select(held_out=names)] == questions[3:]
+    counts = {
+        name: value for name, value in sampled.metrics.items() if name.startswith("held_out") or name == "prompts"
+    }
+    assert counts == {
+        "prompts": 2, "held_out_prompts": 3, "held_out_prompts_data-other": 2, "held_out_prompts_task-sums": 2,
+    }  # fmt: skip
+    page = (tmp_path / "selected/select.html").read_text()
+    assert "<td>data other</td><td>2</td>" in page and WHEN.format("there") not in page
+    manifest = (tmp_path / "selected/manifest.json").read_text()
+    write_json(tmp_path / "other/manifest.json", {"files": {}})
+    held_out(tmp_path / "questions/data-more.jsonl", data=tmp_path / "other")
+    assert len(sampled.select(held_out=[*names, "data-more"])) == 2
+    assert (tmp_path / "selected/manifest.json").read_text() == manifest, "nothing is prepared again"
+    assert len(sampled.select(held_out=["data-other"], not_asked="data-other")) == 5
+    assert [path.stem for path in (tmp_path / "questions").iterdir()] == ["data-other"], "of the config alone"
+    (tmp_path / "questions/data-other.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in questions))
+    with pytest.raises(
+        UserError, match=r"^selections.mine: all 5 prompts are equal or near to questions of data-other"
+    ):
+        sampled.select(held_out=["data-other"])
 
 
 CASES: dict[str, tuple[Answers, dict[str, Any], str]] = {

@@ -70,7 +70,19 @@ def test_rounds_are_written_out() -> None:
         "prepare": {"rows", "own-round1"},
         "selections": {"own-round1"},
         "samples": {"own-round1"},
+        "tasks": set(),
+        "harness": set(),
     }
+    more = {"model": "tiny", "path": "rows.json", "split": {"validation": 0, "test": 2}}
+    tasks = {"rows": {"sums": {"path": "rows.json"}}, "harness": {"gsm": {"tasks": ["gsm8k"]}}}
+    compared = loaded(rounds={"own": own}, runs={"default": run}, prepare={"more": more}, tasks=tasks)
+    found = all_of(compared, "own-round1")
+    assert (found["prepare"], found["tasks"], found["harness"]) == ({"rows", "more", "own-round1"}, {"sums"}, {"gsm"})
+    selection = resolve(compared).selections["own-round1"]
+    assert (selection.held_out, selection.not_asked) == (
+        ["data-more", "data-rows", "task-gsm", "task-sums"],
+        "data-rows",
+    )
 
 
 def _rounds(**own: Any) -> dict[str, Any]:
@@ -79,6 +91,9 @@ def _rounds(**own: Any) -> dict[str, Any]:
 
 def _more(**entry: Any) -> dict[str, Any]:
     return {**SAMPLED, "prepare": {"more": {"model": "tiny", **entry}}}
+
+
+NONE = {"validation": 0, "test": 0}
 
 
 def _reference(name: str) -> dict[str, Any]:
@@ -118,7 +133,15 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no split": (_more(path="rows.json"), "prepare.more.split: is missing; add it, or held_out"),
     "held-out rows of its own": (
         _more(selections=["x"], split={"validation": 0, "test": 2}),
-        "split.test: 2 rows would be the model's own answers",
+        "split.test: 2, but a data set with selections holds out no rows itself",
+    ),
+    "held-out rows of a source beside selections": (
+        _more(path="rows.json", selections=["x"], split=NONE, sources={"a.json": {"split": "test"}, "b.json": {}}),
+        "sources.a.json.split: test, but a data set with selections holds out no rows itself",
+    ),
+    "held-out rows that a selection may have made": (
+        _more(path="results/selections/x/rows.jsonl", split={"validation": 0, "test": 2}),
+        "prepare.more.path: results/selections/x/rows.jsonl, but selections are compared with its rows",
     ),
     "two kinds of held-out rows": (
         _more(selections=["x"], held_out="rows", split={"validation": 0, "test": 2}),

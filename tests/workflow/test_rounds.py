@@ -37,8 +37,8 @@ TASK = Task(name="even", rule="its length is even", judge=judge, example=TaskExa
 ROUNDS = {
     "of": "default",
     "rounds": 2,
-    # The model is random: one of these letters ends an answer of it soon.
-    "samples": {"n": 8, "max_new_tokens": 24, "stop": [*"aeiorstn "]},
+    # The model is random: one of these letters ends an answer of it soon, and few answers are whole texts.
+    "samples": {"n": 40, "max_new_tokens": 24, "stop": [*"aeiorstn "]},
     "selections": {"check": CHECK, "keep": "pairs", "most": 2},
     "train": {"max_steps": 1, "objective": "dpo", "dpo": {"reference": "default"}},
 }
@@ -142,9 +142,24 @@ def test_each_edit_changes_the_stages_that_read_it(finished: Project) -> None:
 
 
 def test_select_runs_again_without_the_sample(finished: Project) -> None:
-    """With the same rows nothing after it runs: here a limit that no answer reaches."""
-    edit_config(finished, **{"rounds.own.selections.max_answer_length": 1000})
-    assert dvc_ran(finished) == {"resolve", *BOTH}
+    """With the same rows nothing after it runs: here a limit that no answer reaches. Nor does it with the same answers,
+    of which none is made again: here in other batches."""
+    edit_config(finished, **{"rounds.own.selections.max_answer_length": 1000, "rounds.own.samples.batch": 7})
+    assert dvc_ran(finished) == {"resolve", f"sample@{ONE}", f"sample@{TWO}", *BOTH}
+    assert json.loads((finished.directory / f"results/samples/{TWO}/sample.json").read_text())["new_answers"] == 0
     assert snakemake_would_run(finished) == set()
-    edit_config(finished, **{"rounds.own.samples.n": 9})
+    edit_config(finished, **{"rounds.own.samples.n": 41})
     assert f"sample@{ONE}" in snakemake_would_run(finished) and "train@default" not in snakemake_would_run(finished)
+
+
+def test_a_new_task_selects_again_and_its_prompt_becomes_no_row(finished: Project) -> None:
+    edit_config(finished, **{"rounds.own.samples.n": 40})
+    rows = f"selections/{ONE}/rows.jsonl"
+    (question, *_), others = (each["content"] for each in _lines(finished, rows)[0]["prompt"]), _lines(finished, rows)
+    (finished.directory / "asked.json").write_text(json.dumps([{"instruction": question.upper(), "output": "1"}]))
+    edit_config(finished, **{"tasks": {"rows": {"same": {"path": "asked.json"}}}})
+    again = {"resolve", "task_rows@same", "held_out@task-same", f"select@{ONE}"}
+    assert snakemake_ran(finished, f"results/selections/{ONE}/manifest.json") == again
+    assert _lines(finished, rows) == [row for row in others if row["prompt"][0]["content"] != question]
+    changed = dvc_changed(finished)
+    assert f"prepare@{ONE}" in changed and not changed & {*again, f"sample@{ONE}"}

@@ -13,7 +13,7 @@ from zerolora.errors import printable
 from zerolora.publish.finished import CONFIG, FinishedRun
 
 CONFIG_SECTIONS = ("hardware", "pack", "estimate", "render", "train", "merge", "evaluate", "report")
-"""Sections that every run reads. Judge, export and further tasks are not needed to reproduce a run."""
+"""Sections that every run reads. Judge, export and tasks that nothing of a run reads are not needed to reproduce it."""
 ELSEWHERE = "/path/to"
 
 
@@ -24,6 +24,8 @@ def config_of_run(run: FinishedRun) -> dict[str, Any]:
     names, datasets = made_of["runs"], made_of["prepare"]
     models = {run.resolved.prepare[name].model for name in datasets}
     paths = [Path(path) for name in datasets for path in run.resolved.prepare[name].reads_rows]
+    tasks = {task.name for name in names for task in run.resolved.runs[name].train.validation_tasks} | made_of["tasks"]
+    paths += [Path(run.resolved.task_rows[name].path) for name in tasks]
     starts = {run.resolved.runs[name].train.from_adapter for name in names}
     folders = {
         name
@@ -56,8 +58,9 @@ def config_of_run(run: FinishedRun) -> dict[str, Any]:
                 of_group[name] = run.config.all_runs[name].model_dump(exclude_defaults=True)
         if of_group or group in values:
             used[group] = of_group
-    if asked := {task.name for name in names for task in run.resolved.runs[name].train.validation_tasks}:
-        used["tasks"] = {"rows": {name: values["tasks"]["rows"][name] for name in sorted(asked)}}
+    for kind, of_kind in (("rows", tasks), ("harness", made_of["harness"])):
+        if of_kind:
+            used.setdefault("tasks", {})[kind] = {name: values["tasks"][kind][name] for name in sorted(of_kind)}
     return used
 
 

@@ -29,6 +29,12 @@ class SampledPrompt(NamedTuple):
         return dict(json.loads(self.row[ROW]))
 
     @property
+    def texts(self) -> list[str]:
+        """The texts by which it is compared with other questions: the last one, and of several turns all together."""
+        turns = [str(turn.get("content") or "") for turn in self.conversation["messages"] if turn["role"] != "system"]
+        return [*dict.fromkeys((str(self.row["question"]), "\n\n".join(turns)))]
+
+    @property
     def as_text(self) -> str:
         """The conversation as a text for a judge: the question, or all turns with their roles if there are several."""
         turns = [turn for turn in self.conversation["messages"] if turn["role"] != "system"]

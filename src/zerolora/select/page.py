@@ -41,8 +41,11 @@ class ShownAnswer(NamedTuple):
     kept: str
 
 
-def page_of(title: str, results: Sequence[PromptResult], left_out: Mapping[str, int], rule: str) -> str:
-    """Return the page. `rule`: when an answer is right, in a few words."""
+def page_of(
+    title: str, results: Sequence[PromptResult], left_out: Mapping[str, int], rule: str, held_out: Mapping[str, int]
+) -> str:
+    """Return the page. `rule`: when an answer is right, in a few words. `held_out`: by name of what runs are evaluated
+    with, how many prompts are equal or near to a question of it."""
     judged = is_judged(results)
     template = environment(Path(__file__).parent).get_template("page.html")
     text: str = template.render(
@@ -55,6 +58,7 @@ def page_of(title: str, results: Sequence[PromptResult], left_out: Mapping[str, 
         groups=coverage(results, judged),
         changes={CHANGED[name]: values for name, values in changes(results, judged).items()},
         left_out={WHY[name]: left_out[name] for name in LEFT_OUT if left_out.get(name)},
+        held_out=held_out,
         answers=[*_shown(results)],
     )
     return text
