@@ -48,14 +48,14 @@ KERNELS = "zerolora's kernels"
 
 def main() -> None:
     """Take turns, compare, write."""
-    made = parser_of(__doc__)
-    made.add_argument("--rounds", type=int, default=ROUNDS)
-    made.add_argument("--layers", type=int, default=30)
-    made.add_argument("--swift", help="the Python of ms-swift's virtual environment")
-    made.add_argument("--more", action="store_true", help="add rounds to the known ones of the same work")
-    made.add_argument("--peer", type=Path, help="settings of a training by TRL in this process")
-    made.add_argument("--output", type=Path, default=RESULTS / "distillation_peers.json")
-    options = made.parse_args()
+    parser = parser_of(__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--swift", help="the Python of ms-swift's virtual environment")
+    parser.add_argument("--more", action="store_true", help="add rounds to the known ones of the same work")
+    parser.add_argument("--peer", type=Path, help="settings of a training by TRL in this process")
+    parser.add_argument("--output", type=Path, default=RESULTS / "distillation_peers.json")
+    options = parser.parse_args()
     if options.peer:
         print(json.dumps(trl_in_this_process(json.loads(options.peer.read_text(encoding="utf-8")))))
         return
@@ -69,13 +69,17 @@ def main() -> None:
             result["machine"]["ms-swift"] = versions(options.swift, "ms-swift")
         if options.more:
             known = read_json(options.output, "this script")
+            # The rows are made of the project's documents, so another commit may have others.
             if [known[name] for name in ("layers", "tokens")] != [result[name] for name in ("layers", "tokens")]:
                 raise SystemExit(f"{options.output} is of other work; leave --more out")
             runs = {name: known["contestants"][name]["runs"] for name in runs}
         for number, contestant in enumerate(turns(runs, options.rounds), 1):
             peer, _, kernels = contestant.partition(", ")
-            made_by = {OURS: ours, "TRL": trl, "ms-swift": swift}[peer]
-            runs[contestant].append(made_by(task, *([] if peer == OURS else [bool(kernels)])))
+            if peer == OURS:
+                made = ours(task)
+            else:
+                made = (trl if peer == "TRL" else swift)(task, bool(kernels))
+            runs[contestant].append(made)
             print(contestant, runs[contestant][-1], flush=True)
             if number % len(runs) == 0:
                 write_json(options.output, result | compared(task, runs))
