@@ -75,11 +75,8 @@ def main() -> None:
             runs = {name: known["contestants"][name]["runs"] for name in runs}
         for number, contestant in enumerate(turns(runs, options.rounds), 1):
             peer, _, kernels = contestant.partition(", ")
-            if peer == OURS:
-                made = ours(task)
-            else:
-                made = (trl if peer == "TRL" else swift)(task, bool(kernels))
-            runs[contestant].append(made)
+            train = trl if peer == "TRL" else swift
+            runs[contestant].append(ours(task) if peer == OURS else train(task, bool(kernels)))
             print(contestant, runs[contestant][-1], flush=True)
             if number % len(runs) == 0:
                 write_json(options.output, result | compared(task, runs))
