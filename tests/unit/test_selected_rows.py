@@ -150,13 +150,12 @@ def test_a_row_follows_the_prompt_that_it_was_sampled_from(folder: Folder) -> No
 SYSTEMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "of the settings": ({"system": "Be kind."}, {"system": "Be terse."}, ""),
     "dropped": ({"system": "Be kind."}, {"drop_system": True}, "Be terse."),
-    "of the row": ({"system": "Be kind."}, {}, "Be terse."),
 }
 
 
 @pytest.mark.parametrize("kind", ["texts", "pairs"])
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_a_question_is_held_out_under_any_system_prompt(folder: Folder, name: str, kind: str) -> None:
+def test_a_question_is_held_out_under_any_system_prompt_of_settings(folder: Folder, name: str, kind: str) -> None:
     """Of fewer words than questions that are near each other have."""
     first, second, own = SYSTEMS[name]
     short = [f"Who is {number}?" for number in range(4)]

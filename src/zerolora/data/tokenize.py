@@ -85,11 +85,11 @@ class Result(NamedTuple):
     """The result of a chunk.
 
     file: its rows, an Arrow record batch of `prepared_rows.schema(held_out=True)`. hashes: of each row, of its prompt,
-    and of the normal form (normal_form.py) of the prompt's turns without its system prompt (the prompt's again if no
-    rows are held out), and of preference data also of the row that would contradict it, uint64 [rows, 3 or 4].
-    continued: the indices of rows that are further parts of the row before, cut by too_long. origin: the data file.
-    counts: truncated rows, turns and supervised tokens by role, stop tokens. seen: use of the rows' columns and their
-    messages' keys. unread: what nothing reads. progress: bytes of the file.
+    and of the normal form (normal_form.py) of the prompt's own turns, whatever system prompt the settings add (the
+    prompt's again if no rows are held out), and of preference data also of the row that would contradict it, uint64
+    [rows, 3 or 4]. continued: the indices of rows that are further parts of the row before, cut by too_long. origin:
+    the data file. counts: truncated rows, turns and supervised tokens by role, stop tokens. seen: use of the rows'
+    columns and their messages' keys. unread: what nothing reads. progress: bytes of the file.
     """
 
     file: Path
@@ -585,11 +585,12 @@ def _texts(example: Example, index: int | None) -> tuple[str, str]:
 
 
 def _asked(example: Example, end: int | None) -> str:
-    """Return what a conversation asks in its first `end` messages, "" if nothing: a question stays the same, whatever
-    system prompt and tools the row, the settings or the template put before it."""
+    """Return what a row asks in its first `end` messages, "" if nothing: the same under any system prompt of the
+    settings and in any template. The row's own system prompt and tools, in which the material of a question may be,
+    count."""
     messages = (example.messages or [])[: end or 0]
-    begin = int(bool(messages) and messages[0]["role"] == "system")
-    return "".join([_turn_text(message) for message in messages[begin:]])
+    tools = canonical(example.tools) if messages and example.tools else ""
+    return "".join([*map(_turn_text, messages), tools])
 
 
 def _turn_text(message: dict[str, Any]) -> str:
