@@ -13,10 +13,11 @@ from typing import Any
 import yaml
 
 from zerolora.config.stages import ALL_STAGES, USER_FOLDERS
-from zerolora.errors import UserError
+from zerolora.errors import UserError, shown
 from zerolora.files import read_object, sha256, write_json, write_text
+from zerolora.git_environment import git_environment
 from zerolora.judge.work_file import NEVER
-from zerolora.publish.record import RawInput, kept_replies, raw_inputs
+from zerolora.publish.record import RawInput, kept_replies, raw_inputs, texts_in
 from zerolora.rebuild.original import Original
 from zerolora.rebuild.other_rows import first_other_row
 from zerolora.search.rounds import run_to_end
@@ -53,6 +54,7 @@ def make_folder(original: Original, folder: Path, given: Sequence[Path]) -> None
             )
         return
     _check_given(original, given)
+    _check_config(original)
     unfinished = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +85,24 @@ def _check_given(original: Original, given: Sequence[Path]) -> None:
         if raw is None or not files:
             raise UserError(f"{path}: has no file that {original.source} was made of; leave the option out")
         raise UserError(_unlike(original, raw, files[0] if len(files) == 1 else path))
+
+
+def _check_config(original: Original) -> None:
+    """Raise UserError for a pushed config that names a file or directory of this machine outside of the folder."""
+    for text in texts_in(original.record.config) if original.record else ():
+        path = Path(text)
+        if (text.startswith(("/", "~")) or ".." in path.parts) and _exists(path):
+            raise UserError(
+                f"{original.source}: its config names {shown(text)}, a path of this machine, and what a push needs is "
+                "below its folder; do not rebuild it"
+            )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.expanduser().exists()
+    except (OSError, RuntimeError, ValueError):
+        return False
 
 
 def _bring_inputs(original: Original, folder: Path, given: Sequence[Path]) -> None:
@@ -158,7 +178,8 @@ def _other_row(original: Original, raw: RawInput, file: Path) -> str:
             shutil.copyfile(found, pinned)
         elif original.commit:
             committed = ["git", "show", f"{original.commit}:./{raw.path}"]
-            pinned.write_bytes(subprocess.run(committed, capture_output=True, check=False).stdout)
+            shown_by_git = subprocess.run(committed, capture_output=True, check=False, env=git_environment())
+            pinned.write_bytes(shown_by_git.stdout)
         if not pinned.is_file() or sha256(pinned) != raw.sha256 or not file.is_file():
             return ""
         number = first_other_row(pinned, file, table=False)
@@ -243,7 +264,9 @@ def run_command(original: Original, folder: Path, command: Sequence[str], failur
 
 def environment(original: Original, folder: Path) -> Mapping[str, str]:
     """Return the variables of commands in the folder: for a run of a project its own code first, if it has some."""
-    result: dict[str, str] = {**os.environ, NEVER: "1"}
+    result: dict[str, str] = {**git_environment(), NEVER: "1"}
+    if original.record:
+        result["PYTHONSAFEPATH"] = "1"  # the folder is data from outside: nothing in it is imported
     if original.record is None and (folder / "src/zerolora").is_dir():
         before = result.get("PYTHONPATH")
         result["PYTHONPATH"] = os.pathsep.join([str(folder.resolve() / "src"), *([before] if before else [])])
@@ -262,7 +285,8 @@ def settings_now(folder: Path, stage: str, names: Mapping[str, str], key: str) -
 
 
 def _git(*arguments: str) -> str:
-    result = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    command = ["git", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=git_environment())
     if result.returncode:
         raise UserError(f"git {arguments[0]}: {(result.stderr.strip().splitlines() or ['no reason given'])[-1]}")
     return result.stdout.removesuffix("\n")
