@@ -14,6 +14,7 @@ from typing import Any
 
 from zerolora import __version__
 from zerolora.errors import UserError, install_command
+from zerolora.evidence.machine_words import in_words
 from zerolora.files import locked, write_json
 from zerolora.log import result, say
 from zerolora.machine.identity import computing
@@ -92,8 +93,9 @@ def rebuild(source: str, options: Options) -> int:
             make_folder(was, folder, options.given)
             verdict = _run(was, folder) if segments is None else audit_run(was, folder, segments)
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / RESULT, as_json(was, folder, verdict, time.monotonic() - started))
-    _print_verdict(verdict, folder)
+        outcome = as_json(was, folder, verdict, time.monotonic() - started)
+        write_json(folder / RESULT, outcome)
+    _print_verdict(verdict, folder, in_words(outcome["machine"]))
     return CODES[verdict.verdict]
 
 
@@ -247,7 +249,7 @@ def as_json(was: Original, folder: Path, verdict: RebuildVerdict, seconds: float
     }
 
 
-def _print_verdict(verdict: RebuildVerdict, folder: Path) -> None:
+def _print_verdict(verdict: RebuildVerdict, folder: Path, machine: str) -> None:
     rows = [("product", "original", "rebuilt", "")]
     rows += [(each.path, _short(each.original), _short(each.rebuilt), _word(each)) for each in verdict.products]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -255,6 +257,7 @@ def _print_verdict(verdict: RebuildVerdict, folder: Path) -> None:
         say("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip())
     for limit in verdict.bounds:
         say(str(limit))
+    say(f"rebuilt on {machine}")
     say(verdict.line)
     result(f"{folder / RESULT} has the whole comparison")
 
