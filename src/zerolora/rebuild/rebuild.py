@@ -15,6 +15,7 @@ from typing import Any
 
 from zerolora import __version__
 from zerolora.errors import UserError, install_command
+from zerolora.evidence.machine_words import in_words
 from zerolora.files import locked, read_object, write_json
 from zerolora.log import result, say
 from zerolora.publish.record import names_of, raw_inputs, stage_of
@@ -105,8 +106,9 @@ def rebuild(source: str, options: Options) -> int:
             verdict = _run(was, project) if segments is None else audit_run(was, project, segments)
         folder.mkdir(parents=True, exist_ok=True)
         seconds = time.monotonic() - started
-        write_json(folder / RESULT, as_json(was, folder / was.prefix, verdict, seconds, segments))
-    _print_verdict(was, verdict, folder)
+        outcome = as_json(was, folder / was.prefix, verdict, seconds, segments)
+        write_json(folder / RESULT, outcome)
+    _print_verdict(was, verdict, folder, in_words(outcome["machine"]))
     return CODES[verdict.verdict]
 
 
@@ -273,7 +275,7 @@ def as_json(
     }
 
 
-def _print_verdict(was: Original, verdict: RebuildVerdict, folder: Path) -> None:
+def _print_verdict(was: Original, verdict: RebuildVerdict, folder: Path, machine: str) -> None:
     rows = [("product", "original", "rebuilt", "")]
     rows += [(each.path, _short(each.original), _short(each.rebuilt), _word(each)) for each in verdict.products]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -283,6 +285,7 @@ def _print_verdict(was: Original, verdict: RebuildVerdict, folder: Path) -> None
         say(str(limit))
     if left := not_compared(was):
         say(f"not compared, since they name directories of the machine: {', '.join(left)}")
+    say(f"rebuilt on {machine}")
     say(verdict.line)
     result(f"{folder / RESULT} has the whole comparison")
 
