@@ -282,7 +282,9 @@ def test_run_that_continues_from_an_adapter_of_the_project(tmp_path: Path) -> No
     other = values | {run_values.START: "second"}
     assert run_values.differing(values, other) == [run_values.START]
     with contextlib.chdir(folder):
-        Path("probe.yaml").write_text(run_values.nested(run_values.mixed(values, other, {run_values.START}), name, 2))
+        Path("probe.yaml").write_text(
+            run_values.nested(run_values.mixed(values, other, frozenset({run_values.START})), name, 2)
+        )
         of_probe = load(Path("probe.yaml"))
     assert list(of_probe.continued) == [name] and stages_of(of_probe, name).train.from_adapter == "second"
 

@@ -15,7 +15,8 @@ import pytest
 from conftest import served
 
 from zerolora.errors import UserError
-from zerolora.evidence import envelope, rebuilt, statement
+from zerolora.evidence import envelope, rebuilt, ssh_signature, statement
+from zerolora.evidence.machine_words import in_words
 from zerolora.evidence.signing import attest, signed
 from zerolora.evidence.statement import PROVENANCE, Digests
 from zerolora.evidence.verify import Finding, Trust, verify
@@ -152,6 +153,37 @@ def test_an_allowed_signers_file_is_read_as_ssh_reads_it(
         assert (not wrong(findings)) == counts, options
 
 
+def test_a_strangers_statement_vouches_for_no_added_file(published: Path, trust: Trust) -> None:
+    """Beside the builder's, which the user trusts; it is read, and named as not signed."""
+    (published / "model.py").write_text("")
+    files = digests(published) | {"model.py": sha256(published / "model.py")}
+    (published / "statements/mallory.json").write_text(signed(builders(files), None)[0])
+    findings, _ = verify(published, trust)
+    assert [each.word for each in findings] == ["unsigned", "verified", "verified", "wrong"]
+    assert wrong(findings) == ["model.py: no statement by whom you named names it"]
+    assert wrong(verify(published, Trust())[0]) == []
+
+
+def test_a_certificate_counts_by_its_authority(published: Path, keys: dict[str, Path], tmp_path: Path) -> None:
+    public, authority = tmp_path / "builder.pub", keys["mallory"]
+    shutil.copy(keys["builder"], tmp_path / "builder")
+    shutil.copy(keys["builder"].with_suffix(".pub"), public)
+    command = ["ssh-keygen", "-q", "-s", str(authority), "-I", "id", "-n", "me@example.org", str(public)]
+    subprocess.run(command, check=True)
+    shutil.copy(tmp_path / "builder-cert.pub", public)
+    text, _ = signed(envelope.read(published / BUILDERS).payload, str(public))
+    (published / BUILDERS).write_text(text)
+    key = authority.with_suffix(".pub").read_text()
+    for line, counts in (
+        (f"*@example.org cert-authority {key}", True),
+        (f"*@example.org {key}", False),
+        (f"*@elsewhere.org cert-authority {key}", False),
+    ):
+        (tmp_path / "allowed").write_text(line)
+        findings, _ = verify(published, Trust(tmp_path / "allowed"))
+        assert (not wrong(findings)) == counts, line
+
+
 def change_file(directory: Path) -> None:
     (directory / CONFIG).write_text("{ }")
 
@@ -186,6 +218,66 @@ def of_another_builder(directory: Path) -> None:
     (directory / BUILDERS).write_text(signed(builders({WEIGHTS: "1" * 64}), None)[0])
 
 
+def of_another_namespace(directory: Path) -> None:
+    """As git signs, with the same key."""
+    path = directory / REBUILDERS
+    value, key = json.loads(path.read_text()), directory.parent / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    content = envelope.encoded(base64.b64decode(value["payload"]))
+    command = ["ssh-keygen", "-Y", "sign", "-n", "git", "-f", str(key)]
+    said = subprocess.run(command, input=content, capture_output=True, check=True).stdout.decode()
+    sig = said.strip().removeprefix(ssh_signature.BEGIN).removesuffix(ssh_signature.END)
+    path.write_text(json.dumps(value | {"signatures": [{"sig": "".join(sig.split())}]}))
+
+
+def add_an_invalid_signature(directory: Path) -> None:
+    """After a valid one: their order decides nothing."""
+    path, other = directory / REBUILDERS, json.loads((directory / BUILDERS).read_text())
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps(value | {"signatures": value["signatures"] + other["signatures"]}))
+
+
+def link_a_folder(directory: Path) -> None:
+    (directory / "code").symlink_to(directory.parent)
+
+
+def link_a_named_file_to_nothing(directory: Path) -> None:
+    (directory / CONFIG).unlink()
+    (directory / CONFIG).symlink_to("nowhere")
+
+
+def link_a_statement_to_nothing(directory: Path) -> None:
+    (directory / "statements/bob.json").symlink_to("nowhere")
+
+
+def call_a_folder_as_the_card(directory: Path) -> None:
+    (directory / "README.md").unlink()
+    (directory / "README.md").mkdir()
+    (directory / "README.md/model.py").write_text("")
+
+
+def break_a_line(directory: Path) -> None:
+    """In a name, where what follows would be another finding."""
+    (directory / "x\nverified  y").write_text("")
+
+
+def contradict_a_subject(directory: Path) -> None:
+    """By a by-product of the same name."""
+    details = {"byproducts": [statement.described(CONFIG, "1" * 64)]}
+    content = statement.written(digests(directory), PROVENANCE, {"runDetails": details})
+    (directory / BUILDERS).write_text(signed(content, None)[0])
+
+
+def be_of_another_type(directory: Path) -> None:
+    content = statement.written(digests(directory), "https://slsa.dev/verification_summary/v1", {})
+    (directory / REBUILDERS).write_text(signed(content, None)[0])
+
+
+def have_an_odd_machine(directory: Path) -> None:
+    content = envelope.read(directory / REBUILDERS).payload.replace(b'"EPYC 9654"', b'{"gpus":"many"}')
+    (directory / REBUILDERS).write_text(signed(content, None)[0])
+
+
 def no_builder(directory: Path) -> None:
     (directory / BUILDERS).unlink()
 
@@ -207,6 +299,19 @@ AGAIN = "get this statement again from whoever wrote it"
         (add_file, "model.safetensors: no statement names it"),
         (change_payload, f"{BUILDERS}: {INVALID}"),
         (take_another_signature, f"{REBUILDERS}: {INVALID}"),
+        (of_another_namespace, f"{REBUILDERS}: {INVALID}"),
+        (add_an_invalid_signature, f"{REBUILDERS}: {INVALID}"),
+        (link_a_folder, "code: no statement names it"),
+        (link_a_named_file_to_nothing, f"{CONFIG}: is no file, but a link to none or a pipe; {BUILDERS} names it"),
+        (link_a_statement_to_nothing, "statements/bob.json: is a link to 'nowhere', which does not exist"),
+        (call_a_folder_as_the_card, "README.md/model.py: no statement names it"),
+        (break_a_line, "x\nverified  y: no statement names it"),
+        (contradict_a_subject, f"{BUILDERS}: has two digests of '{CONFIG}'; {AGAIN}"),
+        (
+            be_of_another_type,
+            f"{REBUILDERS}: is no statement of a rebuild, but of type 'https://slsa.dev/verification_summary/v1'; ",
+        ),
+        (have_an_odd_machine, f"{REBUILDERS}: zerolora_rebuild.machine.gpus is 'many'; expected "),
         (of_another_model, f"{REBUILDERS}: is a statement of another model: it does not name this {WEIGHTS}; {AGAIN}"),
         (of_another_builder, f"{BUILDERS}: is a statement of another model: none of its files is here; {AGAIN}"),
         (no_builder, "statements: has no statement of the builder; get the directory again"),
@@ -221,7 +326,7 @@ def test_what_was_tampered_with_is_named(tamper: Callable[[Path], None], said: s
     tamper(published)
     findings, found = verify(published, Trust())
     assert [line for line in wrong(findings) if line.startswith(said)], findings
-    assert all("\n" not in line for line in wrong(findings))
+    assert all("\n" not in str(each) for each in findings)
     assert found is None or tamper is not of_another_model
 
 
@@ -234,11 +339,15 @@ def test_what_was_tampered_with_is_named(tamper: Callable[[Path], None], said: s
         (b'{"a": ' + b"[" * 100_000, "nested too deep"),
         (b'{"_type": "https://in-toto.io/Statement/v0.1"}', "is missing"),
         (
-            b'{"payload": "e30=", "payloadType": "text/plain", "signatures": [{"sig": ""}]}',
+            b'{"payload": "e30=", "payloadType": "text/plain", "signatures": [{"sig": "aGk="}]}',
             "payloadType is 'text/plain'",
         ),
-        (b'{"payload": "{", "payloadType": "application/vnd.in-toto+json", "signatures": [{"sig": ""}]}', "base64"),
+        (b'{"payload": "{", "payloadType": "application/vnd.in-toto+json", "signatures": [{"sig": "aGk="}]}', "base64"),
         (b'{"payload": "e30=", "payloadType": "application/vnd.in-toto+json", "signatures": []}', "1 or more entries"),
+        (
+            b'{"payload": "", "payloadType": "", "signatures": [{"sig": ""}]}',
+            "signatures.0.sig is ''; expected 1 or more",
+        ),
         (b'{"payload": 1, "payload": 2}', "'payload' is there twice"),
         (b" " * ((16 << 20) + 1), "too many for such a file"),
     ],
@@ -289,7 +398,7 @@ def test_a_verdict_becomes_a_test_result(verdict: str, result: str, list_of: str
         product("results/default/zero.json", "4" * 64, "4" * 64),
         product("order of the rows", "5" * 64, "5" * 64),
     ]
-    machine = {"processor": "EPYC 9654", "gpus": [], "torch": "2.13.0"}
+    machine = {"processor": "EPYC 9654", "torch": "2.13.0+cpu", "kernels": "AVX512"}
     more = {"explanation": "row 7: a secret", "first_difference": {"path": "/home/alice/x"}, "revision": "0" * 40}
     path = rebuild_json(tmp_path / "r.json", {}, verdict, products=products, machine=machine, **more)
     assert attest(path, tmp_path / "alice.json", None).word == "unsigned"
@@ -304,8 +413,18 @@ def test_a_verdict_becomes_a_test_result(verdict: str, result: str, list_of: str
     assert predicate["zerolora_rebuild"]["rebuilt"] == {weights: "2" * 64}
     assert "secret" not in text and "/home" not in text
     found = rebuilt.read(envelope.read(tmp_path / "alice.json").statement, path)
-    assert (found.verdict, found.machine, found.equal) == (verdict, "EPYC 9654, 2.13.0", frozenset({"4" * 64}))
+    assert (found.verdict, found.equal) == (verdict, frozenset({"4" * 64}))
+    assert found.machine == "EPYC 9654, AVX512 kernels, torch 2.13.0+cpu, no GPU"
     assert rebuilt.headline([found]) is None
+
+
+def test_gpus_of_a_machine_have_their_names() -> None:
+    gpu = ["NVIDIA H200", 9, 0]
+    found = {"processor": "EPYC", "gpus": [gpu, gpu], "driver": "580.95", "torch": "2.13.0", "cluster": ["a"]}
+    assert in_words(found | {"kernels": "AVX2, CUDA 13.0, cuDNN 91000"}) == (
+        'EPYC, AVX2 kernels, CUDA 13.0, cuDNN 91000, torch 2.13.0, 2 × NVIDIA H200, driver 580.95, cluster ["a"]'
+    )
+    assert in_words({}) == in_words("") == "a machine of unknown kind"
 
 
 def test_machines_of_one_kind_count_once(tmp_path: Path) -> None:

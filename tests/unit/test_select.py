@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from zerolora.config.settings import JudgeSettings, SelectSettings
 from zerolora.data.example import SAMPLED
 from zerolora.data.normal_form import normal_form
 from zerolora.data.prepared_rows import ROW, schema
-from zerolora.data.sampled_prompts import prompt_key
+from zerolora.data.sampled_prompts import GIVEN, prompt_key
 from zerolora.errors import UserError
+from zerolora.evaluate.tasks import TASKS
+from zerolora.evaluate.tasks.task import Judgement
 from zerolora.files import describe, sha256, write_json
+from zerolora.select.asked_prompts import SampledPrompt
 from zerolora.select.held_out import held_out
 from zerolora.select.kept_answers import LEFT_OUT, SampledAnswer, chosen
 from zerolora.select.select import select
@@ -33,7 +37,14 @@ Answers = list[list[tuple[str, bool]]]
 class Sampled:
     """Prompts and answers as `prepare` and `sample` write them."""
 
-    def __init__(self, folder: Path, answers: Answers, expected: list[str], questions: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        answers: Answers,
+        expected: list[str],
+        questions: list[str] | None = None,
+        given: list[list[str]] | None = None,
+    ) -> None:
         self.folder, self.data, self.samples = folder, folder / "data", folder / "samples"
         questions = questions or [f"question {number}?" for number in range(len(answers))]
         messages = [[{"role": "user", "content": question}] for question in questions]
@@ -43,10 +54,12 @@ class Sampled:
             "source": [number % 2 for number in range(len(answers))],
             "question": questions,
             "expected": expected,
+            GIVEN: given or [[each] for each in expected],
             ROW: [json.dumps({"messages": each}) for each in messages],
         }
         fields = schema(held_out=True, prompts=True)
         kept = pyarrow.schema([field for field in fields if field.name in columns])
+        kept = kept.append(pyarrow.field(GIVEN, pyarrow.list_(pyarrow.string())))
         self.data.mkdir(parents=True)
         with pyarrow.OSFile(str(self.data / "prompts.arrow"), "wb") as file, pyarrow.ipc.new_stream(file, kept) as out:
             out.write_table(pyarrow.table(columns, schema=kept))
@@ -205,6 +218,11 @@ CASES: dict[str, tuple[Answers, dict[str, Any], str]] = {
     "no pair": ([[("5", True)], [("x", True)]], {"keep": "pairs"}, "no prompt has a right and a wrong answer"),
     "no margin": ([[("5 b", True), ("5 c", True)]], {"keep": "pairs", "check": "f1", "score": "f1"}, "differ by more"),
     "no mixed prompt": ([[("5", True)]], {"mixed": True}, r"no row is left .* \(left out: 1 not mixed\)"),
+    "equal texts": (
+        [[("5.", True), ("5", True)]],
+        {"keep": "pairs"},
+        r"of different texts .*: 1 duplicates\)",
+    ),
     "no such score": ([[("5", True)]], {"score": "rougeL"}, "'rougeL' is no score of exact, which has none"),
 }
 
@@ -216,6 +234,65 @@ def test_nothing_is_written_of_nothing(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
         sampled.select(**settings)
     assert "\n" not in str(caught.value) and not (tmp_path / "selected").exists()
+
+
+def test_an_answer_that_any_row_gives_is_right(tmp_path: Path) -> None:
+    answers: Answers = [[("blue", True), ("red", True), ("green", True)], [("x", True)] * 3]
+    sampled = Sampled(tmp_path, answers, ["red", "-"], given=[["red", "blue"], []])
+    assert _texts(sampled.select()) == ["blue", "red"]
+    assert _texts(sampled.select(keep="pairs")) == ["blue/green"]
+    (f1,) = {row["completion"][0]["content"] for row in sampled.select(check="f1", score="f1", keep="best")}
+    assert f1 == "blue"
+    assert "red | blue" in (tmp_path / "selected/select.html").read_text()
+
+
+def test_pairs_count_what_they_leave_out(tmp_path: Path) -> None:
+    sampled = Sampled(tmp_path / "a", [[(text, True) for text in ("x", "x.", "x!", "y", "y.", "z", "v", "w")]], ["x"])
+    sampled.select(keep="pairs")
+    assert (sampled.metrics["left_out_duplicates"], sampled.metrics["left_out_beyond_most"]) == (3, 0)
+    answers: Answers = [[(text, True) for text in ("x", "y", "z", "v")]]
+    both = Sampled(tmp_path / "b", answers, ["x"], given=[["x", "y"]])
+    both.select(keep="pairs")
+    assert both.metrics["left_out_beyond_most"] == 2
+
+
+@pytest.mark.parametrize("none", [math.nan, math.inf, None, "x"])
+@pytest.mark.parametrize(("keep", "texts"), [("best", ["d"]), ("pairs", ["d/a"]), ("all", ["a", "c", "d"])])
+def test_a_score_that_is_no_number_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, none: Any, keep: str, texts: list[str]
+) -> None:
+    scores = {"a": 6.0, "b": none, "c": 7.0, "d": 8.0}
+    task = replace(TASKS["f1"], judge=lambda row, answer: Judgement(True, True, {"f1": scores[answer]}))
+    monkeypatch.setitem(TASKS, "f1", task)
+    sampled = Sampled(tmp_path, [[(text, True) for text in scores]], ["a"])
+    assert _texts(sampled.select(check="f1", score="f1", keep=keep)) == texts
+    assert sampled.metrics["left_out_without_score"] == 1
+
+
+def test_a_verdict_is_true_or_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = lambda row, answer: Judgement(True, 0.3)  # type: ignore[arg-type]  # noqa: E731
+    monkeypatch.setitem(TASKS, "exact", replace(TASKS["exact"], judge=judge))
+    with pytest.raises(UserError, match=r"selections.mine.check: exact says that an answer is right with 0.3, which"):
+        Sampled(tmp_path, ANSWERS, EXPECTED).select()
+
+
+def test_a_judge_sees_what_the_model_did(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Which colour?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "blue"},
+    ]
+    row = {ROW: json.dumps({"messages": turns, "tools": [{"name": "look"}]})}
+    text = SampledPrompt(row, 1, "", "", []).as_text
+    assert text.split("\n\n") == [
+        '### Tools:\n[{"name": "look"}]',
+        "### System:\nBe brief.",
+        "### User:\nWhich colour?",
+        f"### Assistant:\n{json.dumps([call])}",
+        "### Tool:\nblue",
+    ]
 
 
 def test_answers_to_other_prompts_are_refused(sampled: Sampled) -> None:

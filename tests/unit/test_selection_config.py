@@ -10,6 +10,7 @@ from conftest import TINY_CONFIG
 
 from zerolora.config.file import check_files, load
 from zerolora.config.resolve import resolve
+from zerolora.config.round_entries import entries_of
 from zerolora.config.schema import Config
 from zerolora.config.selection_checks import all_of
 from zerolora.errors import UserError
@@ -89,6 +90,13 @@ def _rounds(**own: Any) -> dict[str, Any]:
     return {"rounds": {"own": {"of": "default", "rounds": 1, **own}}}
 
 
+@pytest.mark.parametrize("rounds", [True, 0, 200_000])
+def test_invalid_rounds_are_not_written_out(rounds: Any) -> None:
+    config = {"runs": {"default": {"dataset": "rows"}}, "prepare": {"rows": {"path": "rows.json"}}}
+    assert entries_of("own", {"of": "default", "rounds": rounds}, config) == []
+    assert len(entries_of("own", {"of": "default", "rounds": 2}, config)) == 8
+
+
 def _more(**entry: Any) -> dict[str, Any]:
     return {**SAMPLED, "prepare": {"more": {"model": "tiny", **entry}}}
 
@@ -108,6 +116,11 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         _rounds(of="nope"),
         "rounds.own.of: 'nope' is not in runs or continued; use one",
     ),
+    "an adapter of its own": (
+        _rounds(train={"from_adapter": "results/other/adapter"}),
+        "rounds.own.train.from_adapter: 'results/other/adapter', but a round continues the adapter of the round before",
+    ),
+    "true rounds": (_rounds(rounds=True), "rounds.own.rounds: True is not valid"),
     "no round": (_rounds(rounds=0), "rounds.own.rounds: 0 is not valid"),
     "a key of samples": (_rounds(rounds=2, samples={"m": 3}), "rounds.own.samples.m: there is no such key"),
     "a value of selections": (_rounds(rounds=2, selections={"keep": "good"}), "rounds.own.selections.keep: 'good'"),

@@ -93,6 +93,23 @@ def test_held_out_rows_are_those_of_the_first_data_set(finished: Project) -> Non
     assert asked.isdisjoint(row["prompt"][0]["content"] for row in _lines(finished, f"selections/{ONE}/rows.jsonl"))
 
 
+def test_a_round_is_rebuilt_with_what_it_is_made_of(finished: Project) -> None:
+    """At a revision, with results from DVC's cache, while the rows and a setting are others now. (It makes the first
+    run again, its answers and the rows selected from them.)"""
+    finished.commit("finished")
+    rows, learning_rate = (finished.directory / "rows.json").read_text(), finished.config["train"]["learning_rate"]
+    (finished.directory / "rows.json").write_text("[]")
+    edit_config(finished, **{"train.learning_rate": 1.0})
+    result = finished.run("zerolora", "rebuild", f"{ONE}@HEAD", "--output", "work/rebuilt", check=False)
+    (finished.directory / "rows.json").write_text(rows)
+    edit_config(finished, **{"train.learning_rate": learning_rate})
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.splitlines()[-1] == "equal to the byte"
+    found = json.loads((finished.directory / "work/rebuilt/rebuild.json").read_text())["products"]
+    stages = {f"{stage}@{ONE}" for stage in ("sample", "select", "prepare", "reference", "train", "evaluate")}
+    assert {"train@default", *stages} <= {each["stage"] for each in found if each["equal"]}
+
+
 EDITS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "selections.most": ({}, BOTH),
     "selections.mixed": ({}, BOTH),

@@ -23,6 +23,9 @@ def impossible_selections(config: Config) -> Iterable[Fault]:
         if rounds.of not in (*config.runs, *config.continued):
             listed = ", ".join([*config.runs, *config.continued]) or "none: add it to runs"
             yield ("rounds", name, "of"), f"{shown(rounds.of)} is not in runs or continued; use one of {listed}"
+        if "from_adapter" in rounds.train:
+            text = f"{shown(rounds.train['from_adapter'])}, but a round continues the adapter of the round before"
+            yield ("rounds", name, "train", "from_adapter"), f"{text}; remove it"
     for name, section in config.selections.items():
         for key, text in section.faults():
             yield ("selections", name, *key), text

@@ -480,6 +480,7 @@ STAGES = {
                 "results/samples/{sample}/manifest.json",
                 "results/samples/{sample}/sample.json",
             ),
+            measured=("results/samples/{sample}/sample.json",),
             uses_gpus=True,
         ),
         Stage(

@@ -29,7 +29,7 @@ LONGEST_SIGNATURE = 1 << 16
 class SignatureKeys(JsonObject):
     """A signature in an envelope."""
 
-    sig: Annotated[Text, Field(max_length=2 * LONGEST_SIGNATURE)]
+    sig: Annotated[Text, Field(min_length=1, max_length=2 * LONGEST_SIGNATURE)]
 
 
 class EnvelopeKeys(JsonObject):

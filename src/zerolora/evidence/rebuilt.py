@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from zerolora import json_file
-from zerolora.errors import UserError
+from zerolora.errors import UserError, shown
 from zerolora.evidence import statement
+from zerolora.evidence.machine_words import MachineKeys, in_words
 from zerolora.evidence.statement import LARGEST, REMEDY, TEST_RESULT, Digests, Sha256, Statement
-from zerolora.files import canonical
 from zerolora.json_kinds import Flag, JsonObject, Null, Number, Text, check
 from zerolora.model.manifest import is_weight
 from zerolora.units import counted
@@ -48,7 +48,7 @@ class RebuildKeys(JsonObject):
     repository: Text | Null = None
     revision: Text | Null = None
     version: Text
-    machine: Text | dict[str, Any]
+    machine: Text | MachineKeys
     verdict: Literal["equal to the byte", "equal within bounds", "different"]
     products: Annotated[list[ComparedProduct], Field(min_length=1)]
     seconds: Number
@@ -57,7 +57,7 @@ class RebuildKeys(JsonObject):
 class DetailKeys(JsonObject):
     """What a rebuild's statement has besides in-toto's keys."""
 
-    machine: Text | dict[str, Any]
+    machine: Text | MachineKeys
 
 
 class ResultKeys(JsonObject):
@@ -148,25 +148,21 @@ def _source(value: Mapping[str, Any]) -> list[dict[str, Any]]:
 def read(found: Statement, path: Path) -> Rebuild:
     """Return what the statement in file `path` says. Raises UserError if it is of no rebuild, or contradicts itself."""
     if found.kind != TEST_RESULT or DETAILS not in found.predicate:
-        raise UserError(f"{path}: is no statement of a rebuild; `zerolora attest` writes one")
+        raise UserError(
+            f"{path}: is no statement of a rebuild, but of type {shown(found.kind)}; `zerolora attest` writes one"
+        )
     check(found.predicate, ResultKeys, path, REMEDY)
     result, passed = found.predicate["result"], set(found.predicate.get("passedTests", []))
     others = found.subjects.keys() - passed
     others |= {name for key in ("warnedTests", "failedTests") for name in found.predicate.get(key, [])}
     if result == "PASSED" and others:
         raise UserError(f"{path}: says {VERDICTS[result]}, but not of {min(others)}; {REMEDY}")
-    machine = found.predicate[DETAILS]["machine"]
     return Rebuild(
         VERDICTS[result],
-        (machine if isinstance(machine, str) else _in_words(machine)) or "a machine of unknown kind",
+        in_words(found.predicate[DETAILS]["machine"]),
         found.subjects,
         frozenset(digest for name, digest in found.subjects.items() if name in passed - others),
     )
-
-
-def _in_words(machine: Mapping[str, Any]) -> str:
-    parts = (value for _, value in sorted(machine.items()) if value)
-    return ", ".join(each if isinstance(each, str) else canonical(each) for each in parts)
 
 
 def headline(rebuilds: Iterable[Rebuild]) -> str | None:

@@ -9,7 +9,7 @@ from annotated_types import Predicate
 from pydantic import Field
 
 from zerolora import json_file
-from zerolora.errors import UserError
+from zerolora.errors import UserError, shown
 from zerolora.files import canonical
 from zerolora.json_kinds import Expected, JsonObject, Text, check
 
@@ -83,9 +83,9 @@ def parsed(path: Path, content: bytes) -> Statement:
     value = json_file.parsed(path, json_file.decoded(path, content), REMEDY)
     check(value, StatementKeys, path, REMEDY)
     if value["_type"] != TYPE:
-        raise UserError(f"{path}: is no statement of {TYPE}; {REMEDY}")
+        raise UserError(f"{path}: _type is {shown(value['_type'])}; expected {TYPE}; {REMEDY}")
     subjects = {each["name"]: each["digest"]["sha256"] for each in value["subject"]}
     if len(subjects) < len(value["subject"]):
         twice = json_file.repeated(each["name"] for each in value["subject"])
-        raise UserError(f"{path}: names {twice} twice; {REMEDY}")
+        raise UserError(f"{path}: names {shown(twice)} twice; {REMEDY}")
     return Statement(subjects, value["predicateType"], value["predicate"])

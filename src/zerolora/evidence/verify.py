@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from zerolora.errors import UserError, shown
+from zerolora.errors import UserError, explained, printable, shown
 from zerolora.evidence import envelope, rebuilt, sigstore_bundle, ssh_signature
 from zerolora.evidence.envelope import StatementFile
 from zerolora.evidence.rebuilt import headline
@@ -66,7 +66,8 @@ class Finding(NamedTuple):
     what: str
 
     def __str__(self) -> str:
-        return f"{self.word:9} {self.what}"
+        # Names of files and of machines are a stranger's: a line break in one would begin another finding.
+        return printable(f"{self.word:9} {self.what}")
 
 
 class DetailsOfRun(JsonObject):
@@ -87,19 +88,23 @@ def signer_of(file: StatementFile, trust: Trust) -> Signer:
         return Signer("unsigned", "not signed")
     if file.form == "sigstore":
         return _sigstore_signer(file, trust)
-    content, keys = envelope.encoded(file.payload), []
+    content, valid = envelope.encoded(file.payload), {}
     for signature in file.signatures:
         key = ssh_signature.fingerprint(signature)
         if key is None:
             continue  # another tool's, whose key nothing here names
         if not ssh_signature.is_valid(content, signature):
             return Signer("wrong", f"its signature is not one of this statement by the key {key}")
-        if trust.allowed and (name := ssh_signature.signer(content, signature, trust.allowed)):
+        valid[key] = signature
+    # One that is not valid is wrong in any place, so the order of the signatures decides nothing.
+    allowed = trust.allowed
+    for key, signature in valid.items() if allowed else ():
+        assert allowed
+        if name := ssh_signature.signer(content, signature, allowed):
             return Signer("verified", f"signed by {name}, {key}")
-        keys.append(key)
-    if not keys:
+    if not valid:
         return Signer("untrusted", "signed by a key of another kind than SSH's, which is not checked")
-    return Signer("untrusted", f"signed by {', '.join(keys)}")
+    return Signer("untrusted", f"signed by {', '.join(valid)}")
 
 
 def _sigstore_signer(file: StatementFile, trust: Trust) -> Signer:
@@ -127,8 +132,9 @@ def verify(directory: Path, trust: Trust) -> tuple[list[Finding], str | None]:
     model: dict[str, str] = {}
     builders, rebuilds = [], []
 
-    def wrong(error: UserError) -> Finding:
-        return Finding("wrong", str(error).removeprefix(f"{directory}/"))
+    def wrong(error: UserError | OSError) -> Finding:
+        text = explained(error) if isinstance(error, OSError) else str(error)
+        return Finding("wrong", text.removeprefix(f"{directory}/"))
 
     for path in paths:
         try:
@@ -136,7 +142,7 @@ def verify(directory: Path, trust: Trust) -> tuple[list[Finding], str | None]:
             if (signer := signer_of(file, trust)).word == "wrong":
                 raise UserError(f"{path}: {signer.about}; {REMEDY}")
             signed.append((path, file, signer))
-        except UserError as error:
+        except (UserError, OSError) as error:
             findings.append(wrong(error))
     # The builder's first: they say which files rebuilds are to be about.
     for path, file, signer in sorted(signed, key=lambda each: each[1].statement.kind != PROVENANCE):
@@ -146,8 +152,10 @@ def verify(directory: Path, trust: Trust) -> tuple[list[Finding], str | None]:
                 files = _files_of_builder(file, path, hashes)
                 different = _different(files, hashes, name)
                 findings += different
-                stated |= files
-                model |= {name: hashes.get(name, "") for name in file.statement.subjects}
+                # If the user named somebody, a stranger's statement does not vouch for added files.
+                if signer.word == "verified" or not trust.is_given:
+                    stated |= files
+                    model |= {name: hashes.get(name, "") for name in file.statement.subjects}
                 builders.append(signer.word)
                 about = f"{len(files) - len(different)} of {counted(len(files), 'file')} as built"
             else:
@@ -159,12 +167,13 @@ def verify(directory: Path, trust: Trust) -> tuple[list[Finding], str | None]:
             findings.append(Finding(signer.word, f"{name}: {about}; {signer.about}"))
         except UserError as error:
             findings.append(wrong(error))
+    nobody = "no statement by whom you named" if trust.is_given else "no statement"
     if not builders:
         findings.append(Finding("wrong", f"{FOLDER}: has no statement of the builder; get the directory again"))
     elif trust.is_given and "verified" not in builders:
         findings.append(Finding("wrong", f"{FOLDER}: nobody whom you named signed the builder's statement"))
     else:
-        findings += [Finding("wrong", f"{name}: no statement names it") for name in sorted(hashes.keys() - stated)]
+        findings += [Finding("wrong", f"{name}: {nobody} names it") for name in sorted(hashes.keys() - stated)]
     return findings, headline(rebuilds)
 
 
@@ -183,12 +192,16 @@ def statement_paths(directory: Path) -> list[Path]:
 
 def _hashes(directory: Path) -> dict[str, str]:
     """Return the sha256 of the files that a builder's statement must name, by name: all but statements, card, manifest,
-    and what git and the hub's client keep in names that begin with a dot."""
+    and what git and the hub's client keep in names that begin with a dot. Empty for what has no bytes to compare: a
+    link to a directory or to nothing, a pipe."""
     result = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory)
-        if path.is_file() and not name.parts[0].startswith(".") and name.parts[0] not in (FOLDER, CARD, MANIFEST):
-            result[name.as_posix()] = sha256(path)
+        is_file = path.is_file()
+        is_folder = path.is_dir() and not path.is_symlink()
+        own = name.parts[0] == FOLDER or (is_file and name.as_posix() in (CARD, MANIFEST))
+        if not is_folder and not own and not name.parts[0].startswith("."):
+            result[name.as_posix()] = sha256(path) if is_file else ""
     return result
 
 
@@ -197,8 +210,11 @@ def _files_of_builder(file: StatementFile, path: Path, hashes: Digests) -> Diges
     them is here."""
     found = file.statement
     check(found.predicate, ProvenanceKeys, path, REMEDY)
-    byproducts = found.predicate["runDetails"].get("byproducts", [])
-    files = found.subjects | {each["name"]: each["digest"]["sha256"] for each in byproducts}
+    files = dict(found.subjects)
+    for each in found.predicate["runDetails"].get("byproducts", []):
+        name, digest = each["name"], each["digest"]["sha256"]
+        if files.setdefault(name, digest) != digest:
+            raise UserError(f"{path}: has two digests of {shown(name)}; {REMEDY}")
     check({"subject": files}, dict[str, dict[PathBelow, str]], path, REMEDY)
     if not set(hashes.values()) & set(files.values()):
         raise UserError(f"{path}: is a statement of another model: none of its files is here; {REMEDY}")
@@ -211,6 +227,8 @@ def _different(files: Digests, hashes: Digests, by: Path) -> list[Finding]:
     for name, digest in sorted(files.items()):
         if name not in hashes:
             result.append(Finding("wrong", f"{name}: is missing; {by} names it"))
+        elif not hashes[name]:
+            result.append(Finding("wrong", f"{name}: is no file, but a link to none or a pipe; {by} names it"))
         elif hashes[name] != digest:
             result.append(Finding("wrong", f"{name}: has sha256 {hashes[name][:12]}; {by} says {digest[:12]}"))
     return result

@@ -16,6 +16,7 @@ import httpx2
 
 from zerolora.config.values import is_loopback
 from zerolora.errors import UserError, shown
+from zerolora.judge.work_file import NEVER
 from zerolora.log import LOGGER
 
 ATTEMPTS = 8
@@ -76,7 +77,12 @@ class Endpoint:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """body: further keys of each request. Raises UserError if address or model are not set, or the key's variable
-        contains no key."""
+        contains no key, or nothing may be asked (NEVER)."""
+        if environment.get(NEVER):
+            raise UserError(
+                f"{service.section}: would ask {service.address} again, which a rebuild never does; pass --rows with "
+                "the file of all that it replied then"
+            )
         for name, value in ((service.key, service.address), ("model", service.model)):
             if value is None:
                 raise UserError(

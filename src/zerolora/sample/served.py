@@ -20,7 +20,7 @@ from zerolora.data.prepared_rows import PROMPTS, ROW, open_table
 from zerolora.errors import UserError, shown
 from zerolora.files import canonical
 from zerolora.judge.endpoint import Endpoint, NoSeedError, Service
-from zerolora.judge.work_file import WorkFile
+from zerolora.judge.work_file import SERVED, WorkFile
 from zerolora.log import LOGGER
 from zerolora.model.answer_text import UNFINISHED
 from zerolora.progress import Progress
@@ -51,7 +51,7 @@ def ask_served(
     served = settings.of.served
     assert served is not None
     requests = _requests(settings, served, data, prompts, name)
-    kept = WorkFile(work / "served.jsonl")
+    kept = WorkFile(work / SERVED)
     left = [key for key in requests if key not in kept.pieces]
     if left:
         where = served.address, served.model, served.key_variable

@@ -83,7 +83,7 @@ def chosen(
         return []
     most = settings.most or (1 if settings.keep in ONE_ROW else len(answers))
     if settings.keep == "pairs":
-        return _pairs(settings.margin, members, most)
+        return _pairs(settings.margin, members, most, counts)
     if settings.keep == "best":
         members = _by_score(members)
     kept: list[KeptRow] = []
@@ -141,15 +141,18 @@ def _by_score(answers: Sequence[SampledAnswer]) -> list[SampledAnswer]:
     return sorted(answers, key=lambda answer: (-_score(answer), answer.sample))
 
 
-def _pairs(margin: float, answers: Sequence[SampledAnswer], most: int) -> list[KeptRow]:
+def _pairs(margin: float, answers: Sequence[SampledAnswer], most: int, counts: Counter[str]) -> list[KeptRow]:
     """Return pairs of the best with the worst answer, the next best with the next worst, and so on, whose scores differ
     by more than `margin`, of different texts."""
     better = _by_score(_distinct(answers))
+    counts["duplicates"] += len(answers) - len(better)
     worse = sorted(better, key=lambda answer: (_score(answer), answer.sample))
-    pairs = itertools.takewhile(
+    differing = itertools.takewhile(
         lambda pair: _score(pair[0]) - _score(pair[1]) > margin, zip(better, worse, strict=True)
     )
-    return [KeptRow(*pair) for pair in itertools.islice(pairs, most)]
+    pairs = [KeptRow(*pair) for pair in differing]
+    counts["beyond_most"] += 2 * len(pairs[most:])
+    return pairs[:most]
 
 
 def _distinct(answers: Sequence[SampledAnswer]) -> list[SampledAnswer]:

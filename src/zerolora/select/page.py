@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zerolora.pages import environment
 from zerolora.select.kept_answers import LEFT_OUT, SampledAnswer
@@ -72,7 +72,7 @@ def _shown(results: Sequence[PromptResult]) -> list[ShownAnswer]:
 
 
 def _answer(result: PromptResult, answer: SampledAnswer) -> ShownAnswer:
-    row: Mapping[str, Any] = result.prompt.row
+    question, given = str(result.prompt.row["question"]), " | ".join(result.prompt.given)
     kept = "no row"
     for each in result.rows:
         if answer in (each.answer, each.rejected):
@@ -80,5 +80,11 @@ def _answer(result: PromptResult, answer: SampledAnswer) -> ShownAnswer:
     word = {True: "right", False: "wrong", None: "not judged"}[answer.right]
     score = f", score {answer.score:.3g}" if answer.score is not None else ""
     return ShownAnswer(
-        answer.row, answer.sample, str(row["question"]), str(row["expected"]), answer.text, f"{word}{score}", kept
+        answer.row,
+        answer.sample,
+        question,
+        given,
+        answer.text,
+        f"{word}{score}",
+        kept,
     )

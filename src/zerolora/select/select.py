@@ -26,7 +26,7 @@ from zerolora.select.held_out import held_out_prompts
 from zerolora.select.kept_answers import KeptRow, SampledAnswer, chosen, read_answers
 from zerolora.select.page import page_of
 from zerolora.select.selection_figures import PromptResult, metrics, pass_rates
-from zerolora.select.verdicts import by_judge, by_task, task_with_prompts
+from zerolora.select.verdicts import by_judge, by_task, is_asked, task_with_prompts
 from zerolora.units import counted
 
 ANSWERS = "answers.jsonl"
@@ -76,7 +76,7 @@ def select(
         rule = BY_RATING.format(least=settings.least) if settings.least is not None else "nothing: no rating is"
     else:
         task = task_with_prompts(settings, name, [prompt for prompt, _ in groups])
-        groups = [(prompt, answers) for prompt, answers in groups if task.asks(prompt.row)]
+        groups = [(prompt, answers) for prompt, answers in groups if is_asked(task, prompt)]
         judged = [by_task(settings, name, task, prompt, answers) for prompt, answers in groups]
         rule = task.rule if settings.least is None else f"its {settings.score} is {settings.least:g} or more"
     left_out: Counter[str] = Counter()
@@ -142,7 +142,9 @@ def _check_some(
             if settings.score is None and settings.check != JUDGE
             else (f"two answers whose scores differ by more than {settings.margin:g}")
         )
-        raise UserError(f"{here}: no prompt has {differ} among {of}{why}; raise {check}.n or temperature")
+        raise UserError(
+            f"{here}: no prompt has {differ} of different texts among {of}{why}; raise {check}.n or temperature"
+        )
     raise UserError(f"{here}: no row is left of {of}, of which {right:,} are right{why}; loosen the selection")
 
 
