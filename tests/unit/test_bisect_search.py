@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyarrow.parquet import write_table
 
 from zerolora.bisect import run_values
-from zerolora.bisect.changes import Changes
+from zerolora.bisect.changes import Changes, changes
 from zerolora.bisect.delta import Atom, State, causes, price, union
 from zerolora.bisect.noise import MISTAKES, Noise, step_of
 from zerolora.bisect.probes import metrics_of
@@ -388,8 +388,22 @@ def test_files_in_no_commit_are_copied_as_they_are_now(project: Path) -> None:
     assert hashes[0] != hashes[1] and hashes[0].keys() == {"data/r.jsonl", "data/model/weights"}
     compared = Changes("good", "good", "default", {run_values.DATASET: "rows"}, {}, unversioned=["data"])
     keys = {compared.apply(frozenset(), clone, {"command": each}) for each in ("one", "one", "another")}
+    outside = project.parent / "outside"
+    outside.mkdir()
+    values = {
+        run_values.DATASET: "rows",
+        ("prepare", "rows", "path"): str(outside),
+        ("machine", "nvme"): "/usr",
+        ("x",): "/",
+    }
+    named = changes("good", "good", "default", (values, values))
+    assert named.outside == [str(outside)] and not named.unversioned
+    for text in ("one", "other"):
+        (outside / "rows.jsonl").write_text(text)
+        keys.add(named.apply(frozenset(), clone, {}))
+    assert len(keys) == 4
     rows.write_text("newer")
-    assert len({*keys, compared.apply(frozenset(), clone, {"command": "one"})}) == 3
+    assert len({*keys, compared.apply(frozenset(), clone, {"command": "one"})}) == 5
     rows.unlink()
     rows.mkdir()
     (rows / "part").write_text("")
