@@ -149,7 +149,7 @@ class Bench:
                 for file in other.glob("*.safetensors"):
                     tensors = load_file(file)
                     changed = {
-                        name: each + 0.1 * torch.randn(each.shape, generator=draw) for name, each in tensors.items()
+                        name: each + 0.5 * torch.randn(each.shape, generator=draw) for name, each in tensors.items()
                     }
                     save_file(changed, file, {"format": "pt"})
                 fetch(FetchDirectory(path=str(other), license="MIT"), self.folder / "w/other", self.folder / "m/other")

@@ -1,7 +1,7 @@
 """Time vLLM's answers, in the Python environment that has vLLM: python -I in_vllm.py REQUEST.
 
-generation.py writes the request: zerolora's arguments for vLLM, prompts and stop tokens. Two prompts are answered
-before the timing starts.
+generation.py and sampling.py write the request: zerolora's arguments for vLLM, prompts, stop tokens, and for a sample
+arguments of its draws and a seed of each prompt. Two prompts are answered before the timing starts.
 """
 
 import json
@@ -19,22 +19,25 @@ def main(path: Path) -> None:
 
     request = json.loads(path.read_text(encoding="utf-8"))
     engine = LLMEngine.from_engine_args(EngineArgs(**request["engine"]))
-    sampling = SamplingParams(
-        temperature=0.0, max_tokens=request["limit"], stop_token_ids=request["stops"], ignore_eos=True,
-        detokenize=False,
-    )  # fmt: skip
-    answered(engine, request["prompts"][:2], sampling)
+    common = {
+        **request.get("drawing", {"temperature": 0.0}), "max_tokens": request["limit"],
+        "stop_token_ids": request["stops"], "ignore_eos": True, "detokenize": False,
+    }  # fmt: skip
+    prompts = request["prompts"]
+    sampling = [SamplingParams(**common, seed=seed) for seed in request.get("seeds", [None] * len(prompts))]
+    answered(engine, prompts[-2:], sampling)
+    engine.reset_prefix_cache()
     started, before = time.monotonic(), time.process_time()
-    answers = answered(engine, request["prompts"], sampling)
+    answers = answered(engine, prompts, sampling)
     seconds, cpu_seconds = time.monotonic() - started, time.process_time() - before
     figures = {"seconds": seconds, "cpu_seconds": cpu_seconds, "answers": answers}
     Path(request["figures"]).write_text(json.dumps(figures), encoding="utf-8")
 
 
-def answered(engine: Any, prompts: Prompts, sampling: Any) -> Prompts:
+def answered(engine: Any, prompts: Prompts, sampling: list[Any]) -> Prompts:
     """Return the tokens of the answers, in the prompts' order."""
     for index, tokens in enumerate(prompts):
-        engine.add_request(str(index), {"prompt_token_ids": tokens}, sampling)
+        engine.add_request(str(index), {"prompt_token_ids": tokens}, sampling[index])
     result: dict[int, list[int]] = {}
     while engine.has_unfinished_requests():
         result |= {int(each.request_id): list(each.outputs[0].token_ids) for each in engine.step() if each.finished}

@@ -302,12 +302,12 @@ def _peer(
 
 
 def ranks_of_peer(
-    kind: str, python: str, folder: Path, settings: dict[str, Any], onednn: bool
+    kind: str, python: str, folder: Path, settings: dict[str, Any], onednn: bool, ranks: int = RANKS
 ) -> list[dict[str, list[Any]]]:
-    """Train with a peer on RANKS ranks, and return what peers.py writes for each."""
+    """Train with a peer on some ranks, and return what peers.py writes for each."""
     shutil.rmtree(folder / "output", ignore_errors=True)  # LLaMA-Factory refuses that of an earlier round
     command = [python, str(Path(__file__).with_name("peers.py")), kind, str(folder), *(["--onednn"] if onednn else [])]
-    return in_ranks(command, folder, settings, RANKS, {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
+    return in_ranks(command, folder, settings, ranks, {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
 
 
 def _trained(folder: Path, steps: list[Step], options: argparse.Namespace) -> Trained:

@@ -1,18 +1,23 @@
-"""Distilled tokens a CPU second by the stages `teacher` and `train`, and by TRL's GKDTrainer, in turn.
+"""Distilled tokens a CPU second by the stages `teacher` and `train`, and by TRL's and ms-swift's GKDTrainer, in turn.
 
-    .venv/bin/python benchmarks/train/distillation_peers.py
+    .venv/bin/python benchmarks/train/distillation_peers.py --swift PYTHON
+
+PYTHON is the interpreter of a virtual environment with ms-swift==4.6.0, and msgspec, which its GKD imports; without an
+interpreter ms-swift is left out.
 
 Student and teacher are two models of SmolLM2-135M's shape with random weights, since only speed is compared. TRL has no
-stored probabilities: its trainers call the teacher in every step, and compare whole vocabularies. GKDTrainer distils on
-given answers with lmbda: 0, and beta: 0 is the forward divergence, which is zerolora's with alpha: 0. Both train the
-same LoRA adapter on the same global batches of eight rows of similar length, in one process of one thread, in fp32
-without activation checkpointing. TRL computes fp32 products once as installed, and once by the kernels that zerolora
-chooses. Its trainer for answers of the student, DistillationTrainer, has no given answers, and is not compared.
+stored probabilities: its trainers call the teacher in every step, and compare whole vocabularies. So does ms-swift, but
+it compares the teacher's --gkd_logits_topk likeliest tokens alone, here as many as are stored. Both GKDTrainers distil
+on given answers with lmbda: 0, and beta: 0 is the forward divergence, which is zerolora's with alpha: 0. All train the
+same LoRA adapter on the same rows, eight of similar length in a step, in one process of one thread, in fp32 without
+activation checkpointing. The peers compute fp32 products once as installed, and once by the kernels that zerolora
+chooses. TRL's trainer for answers of the student, DistillationTrainer, has no given answers, and is not compared.
 
 CPU seconds are those of the second of two epochs, so loading and the first use of kernels do not count: for zerolora
-the difference of trainings of two epochs and of one with all their processes, for TRL as its process counts its own.
-The stage `teacher` is timed as the difference of all rows and of one global batch, and counts in whole, as if its
-values served a single epoch of a single run. Writes benchmarks/results/distillation_peers.json.
+the difference of trainings of two epochs and of one with all their processes, for the peers as each process counts its
+own. The stage `teacher` is timed as the difference of all rows and of one global batch, and counts in whole, as if its
+values served a single epoch of a single run. --more adds rounds to those of an earlier start. Writes
+benchmarks/results/distillation_peers.json.
 """
 
 import argparse
@@ -25,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import contest
+from against_peers import of_swift, of_trainer, ranks_of_peer, versions
 from contest import LORA, TRAIN, Ours, about, finished
 from measuring import RESULTS, ROOT, by_round, children_cpu_seconds, parser_of, random_model, turns
 
@@ -34,27 +40,43 @@ from zerolora.files import canonical, read_json, write_json
 ROWS, BATCH, LONGEST, ROUNDS = 48, 8, 96, 2
 CONFIG = ROOT / "config/recipes/models/smollm2-135m.json"
 TOP_K = 64
+SYSTEM = 4
+"""Words of the system prompt, with which the peers' template begins."""
 OURS = "zerolora"
 KERNELS = "zerolora's kernels"
 
 
 def main() -> None:
     """Take turns, compare, write."""
-    made = parser_of(__doc__)
-    made.add_argument("--rounds", type=int, default=ROUNDS)
-    made.add_argument("--layers", type=int, default=30)
-    made.add_argument("--peer", type=Path, help="settings of a training by TRL in this process")
-    made.add_argument("--output", type=Path, default=RESULTS / "distillation_peers.json")
-    options = made.parse_args()
+    parser = parser_of(__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--swift", help="the Python of ms-swift's virtual environment")
+    parser.add_argument("--more", action="store_true", help="add rounds to the known ones of the same work")
+    parser.add_argument("--peer", type=Path, help="settings of a training by TRL in this process")
+    parser.add_argument("--output", type=Path, default=RESULTS / "distillation_peers.json")
+    options = parser.parse_args()
     if options.peer:
         print(json.dumps(trl_in_this_process(json.loads(options.peer.read_text(encoding="utf-8")))))
         return
     with tempfile.TemporaryDirectory() as name:
         task = Task(Path(name), options)
-        runs: dict[str, list[dict[str, float]]] = {OURS: [], "TRL": [], f"TRL, {KERNELS}": []}
+        peers = ["TRL", "ms-swift"] if options.swift else ["TRL"]
+        runs: dict[str, list[dict[str, float]]] = {OURS: []}
+        runs |= {name: [] for peer in peers for name in (peer, f"{peer}, {KERNELS}")}
         result = about("cpu", ("trl",)) | {"rows": ROWS, "top_k": TOP_K, "layers": options.layers, **task.counts}
+        if options.swift:
+            result["machine"]["ms-swift"] = versions(options.swift, "ms-swift")
+        if options.more:
+            known = read_json(options.output, "this script")
+            # The rows are made of the project's documents, so another commit may have others.
+            if [known[name] for name in ("layers", "tokens")] != [result[name] for name in ("layers", "tokens")]:
+                raise SystemExit(f"{options.output} is of other work; leave --more out")
+            runs = {name: known["contestants"][name]["runs"] for name in runs}
         for number, contestant in enumerate(turns(runs, options.rounds), 1):
-            runs[contestant].append(ours(task) if contestant == OURS else trl(task, KERNELS in contestant))
+            peer, _, kernels = contestant.partition(", ")
+            train = trl if peer == "TRL" else swift
+            runs[contestant].append(ours(task) if peer == OURS else train(task, bool(kernels)))
             print(contestant, runs[contestant][-1], flush=True)
             if number % len(runs) == 0:
                 write_json(options.output, result | compared(task, runs))
@@ -81,7 +103,8 @@ def summary(task: "Task", runs: list[dict[str, float]]) -> dict[str, Any]:
     """Return the rounds of a contestant's figures, and the tokens that it distils in a CPU second."""
     figures = {name: by_round([each[name] for each in runs]) for name in runs[0]}
     return figures | {
-        "tokens_a_cpu_second": by_round([task.counts["supervised"] / each["cpu_seconds"] for each in runs])
+        "runs": runs,
+        "tokens_a_cpu_second": by_round([task.counts["supervised"] / each["cpu_seconds"] for each in runs]),
     }
 
 
@@ -89,7 +112,7 @@ class Task:
     """Student, teacher and rows."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        self.folder, models = folder, {}
+        self.folder, self.options, models = folder, options, {}
         tokenizer: Any = None
         for seed, name in enumerate(("student", "teacher")):
             models[name] = folder / name
@@ -114,7 +137,7 @@ class Task:
 
         folder = self.folder / name
         (folder / "rows").mkdir(parents=True)
-        contest.write_chat(folder / "rows/train.jsonl", rows, longest=LONGEST)
+        contest.write_chat(folder / "rows/train.jsonl", rows, longest=LONGEST, system=SYSTEM)
         section = {"path": str(folder / "rows/train.jsonl"), "max_length": 512, "split": {"validation": 0, "test": 0}}
         return Distilled(folder, self.student, "cpu", section)
 
@@ -167,6 +190,28 @@ def trl(task: Task, kernels: bool) -> dict[str, float]:
     lines = (folder / "process0.log").read_text(encoding="utf-8", errors="replace").splitlines()
     result: dict[str, float] = json.loads(next(line for line in reversed(lines) if line.startswith('{"cpu_seconds"')))
     return result
+
+
+def swift(task: Task, kernels: bool) -> dict[str, float]:
+    """Train with ms-swift in a process of its own. Raises SystemExit if it trains other tokens."""
+    folder = task.folder / "swift"
+    folder.mkdir(exist_ok=True)
+    lengths = open_split(task.whole.data, "train")["length"]
+    lines = (task.whole.folder / "rows/train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    order = sorted(range(len(lines)), key=lambda row: -lengths[row])
+    rows, steps = folder / "rows.jsonl", ROWS // BATCH
+    rows.write_text("".join(lines[row] for row in order), encoding="utf-8")
+    settings = of_trainer(folder, steps, TRAIN, 1000) | of_swift(task.student, rows) | {
+        "rlhf_type": "gkd", "teacher_model": str(task.teacher), "teacher_model_type": "llama", "lmbda": 0, "beta": 0,
+        "temperature": 1, "gkd_logits_topk": TOP_K, "sft_alpha": 0, "loss_scale": "default",
+        "per_device_train_batch_size": BATCH,
+    }  # fmt: skip
+    (rank,) = ranks_of_peer("swift-gkd", task.options.swift, folder, settings, kernels, ranks=1)
+    trained = {name: sum(rank[name][-steps:]) for name in ("tokens", "supervised")}
+    if trained != {name: task.counts[name] for name in trained}:
+        raise SystemExit(f"ms-swift trains {trained}, and zerolora {task.counts}")
+    seconds = rank["cpu_seconds"]
+    return {"cpu_seconds": seconds[-1] - seconds[-1 - steps], "peak_host_bytes": rank["peak_host_bytes"][0]}
 
 
 def trl_in_this_process(settings: dict[str, Any]) -> dict[str, float]:

@@ -70,7 +70,8 @@ def main() -> None:
         }  # fmt: skip
         known = read_json(options.output, "this script")["rows"] if {*options.objectives} < {*OBJECTIVES} else {}
         for measured in compared(trainings, options.rounds, options.warm_up):
-            rows = known | {name: row for name, row in measured["rows"].items() if not known or name not in known}
+            chosen = options.objectives if known else tasks
+            rows = known | {name: row for name, row in measured["rows"].items() if name.split(", ")[0] in chosen}
             write_json(options.output, result | {"rows": rows})
 
 

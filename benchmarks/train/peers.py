@@ -1,10 +1,10 @@
 """One rank of a peer, in the peer's own environment: peers.py KIND FOLDER [--onednn], with RANK …
 
-KIND: llamafactory, swift (`swift sft`), swift-rlhf or trl-dpo. It imports nothing of zerolora. FOLDER/settings.json has
-LLaMA-Factory's keys, the options of ms-swift's command, or for TRL `model`, `rows`, `template`, `lora` and the
-arguments of its DPOConfig. LLaMA-Factory and ms-swift get a ChatML template named `rows`: without the newline that
-their own train after each turn, since zerolora and TRL train none. --onednn: with the fp32 matmul kernels that zerolora
-chooses on a CPU (machine/cpu_matmul.py).
+KIND: llamafactory, swift (`swift sft`), swift-rlhf, swift-gkd or trl-dpo. It imports nothing of zerolora.
+FOLDER/settings.json has LLaMA-Factory's keys, the options of ms-swift's command, or for TRL `model`, `rows`,
+`template`, `lora` and the arguments of its DPOConfig. LLaMA-Factory and ms-swift get a ChatML template named `rows`:
+without the newline that their own train after each turn, since zerolora and TRL train none. --onednn: with the fp32
+matmul kernels that zerolora chooses on a CPU (machine/cpu_matmul.py).
 
 Writes the CPU seconds of this process at the end of every step, its tokens, supervised tokens and loss, what the
 trainer logs, and its peak memory (VmHWM since its libraries are imported), to FOLDER/rank<N>.json. With next-token loss
@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,14 @@ def main() -> None:
         columns["cpu_seconds"].append(time.process_time())
         return on_step_end(*arguments, **named)
 
-    def counted(trainer: Any, model: Any, inputs: dict[str, Any], *arguments: Any, **named: Any) -> Any:
+    def count(inputs: dict[str, Any]) -> None:
         columns["tokens"].append(int(inputs["attention_mask"].sum()))
         answers = inputs["completion_mask"] == 1 if "completion_mask" in inputs else inputs["labels"] != -100
         columns["supervised"].append(int(answers[:, 1:].sum()))
+
+    def counted(trainer: Any, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
+        if not isinstance(inputs, list):  # GKD's are rows
+            count(inputs)
         loss = training_step(trainer, model, inputs, *arguments, **named)
         columns["losses"].append(float(loss))
         return loss
@@ -63,7 +68,11 @@ def main() -> None:
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins here (man 5 proc)
     kind, folder = sys.argv[1], Path(sys.argv[2])
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-    {"llamafactory": llamafactory, "swift": swift, "swift-rlhf": swift_rlhf, "trl-dpo": trl_dpo}[kind](settings)
+    kinds = {"llamafactory": llamafactory, "swift": swift, "swift-rlhf": swift_rlhf, "trl-dpo": trl_dpo}
+    if kind == "swift-gkd":
+        swift_gkd(settings, count)
+    else:
+        kinds[kind](settings)
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     columns["peak_host_bytes"] = [int(status.split("VmHWM:")[1].split()[0]) * 1024]
     (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(columns), encoding="utf-8")
@@ -94,6 +103,21 @@ def swift_rlhf(settings: dict[str, Any]) -> None:
     from swift.pipelines import rlhf_main
 
     rlhf_main(_swift_options(settings))
+
+
+def swift_gkd(settings: dict[str, Any], count: Callable[[dict[str, Any]], None]) -> None:
+    """Distil, with `count` called on the tensors of each micro-batch."""
+    from swift.rlhf_trainers.gkd_trainer import GKDTrainer
+
+    compute_loss = GKDTrainer.compute_loss
+
+    def counted(trainer: Any, model: Any, inputs: dict[str, Any], *arguments: Any, **named: Any) -> Any:
+        count(inputs["model_inputs"])
+        return compute_loss(trainer, model, inputs, *arguments, **named)
+
+    GKDTrainer.compute_loss = counted
+    GKDTrainer.shuffle_dataset = False  # an attribute that it reads and, unlike GRPOTrainer, never sets
+    swift_rlhf(settings)
 
 
 def _swift_options(settings: dict[str, Any]) -> list[str]:

@@ -40,7 +40,8 @@ def _is_file_name(value: str) -> bool:
     return value not in ("", ".", "..") and not set(value) & {"/", "\\", "\0"}
 
 
-def _is_below(value: str) -> bool:
+def is_below(value: str) -> bool:
+    """Return whether a text is a relative path without `.` and `..`."""
     return not value.startswith("/") and "\0" not in value and not {"", ".", ".."} & set(value.split("/"))
 
 
@@ -52,7 +53,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63), Expected("a whole number, 0 or mor
 Positive = Annotated[int, Field(ge=1, lt=2**31), Expected("a whole number, 1 or more")]
 Number = Annotated[float, Field(allow_inf_nan=False), Expected("a finite number")]
 FileName = Annotated[str, Predicate(_is_file_name), Expected("the name of a file beside it")]
-PathBelow = Annotated[str, Predicate(_is_below), Expected("the relative path of a file below it")]
+PathBelow = Annotated[str, Predicate(is_below), Expected("the relative path of a file below it")]
 
 
 class JsonObject(BaseModel):

@@ -17,7 +17,8 @@ from jobs import GPU_RANK_CORES
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from zerolora.config.settings import EvaluateSettings, RenderSettings
+from zerolora.config.settings import EvaluateSettings, RenderSettings, SampleSettings
+from zerolora.data.sampled_prompts import size_of
 from zerolora.planner import slurm_resources
 from zerolora.report.run_settings import settings_of_run
 from zerolora.units import gib
@@ -32,6 +33,8 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 def project(make_project: Callable[[str], Project], cluster: Cluster) -> ClusterProject:
     """Return a project that `snakemake --profile profiles/slurm all` ran through."""
     project = ClusterProject(make_project("cluster"), cluster)
+    sample = {"of": {"base": True}, "dataset": "rows", "n": 2, "max_new_tokens": 8, "batch": 4, "ranks": 2}
+    edit_config(project, samples={"own": sample})
     project.snakemake("all")
     return project
 
@@ -73,7 +76,7 @@ def test_every_stage_that_computes_was_a_job_and_training_had_two_nodes(project:
     """So were those that plan it: of a model that is not fetched yet, nobody knows whether they take torch."""
     stages = ("prepare", "evaluate_base"), ("estimate", "render", "train", "merge", "evaluate", "report")
     comments = [f"rule_{stage}_wildcards_rows" for stage in stages[0]]
-    comments += [f"rule_{stage}_wildcards_default" for stage in stages[1]]
+    comments += [f"rule_{stage}_wildcards_default" for stage in stages[1]] + ["rule_sample_wildcards_own"]
     assert {comment: len(project.jobs(comment)) for comment in comments} == dict.fromkeys(comments, 1)
     names = {comment: project.cluster.sacct(project.jobs(comment)[0], "JobName") for comment in comments}
     assert names == {comment: ["-".join(comment.split("_wildcards_")).removeprefix("rule_")] for comment in comments}
@@ -90,9 +93,11 @@ def test_every_job_asks_for_the_time_and_memory_that_were_computed_for_it(projec
     render = RenderSettings.model_validate(settings_of_run(results, "default")["render"])
     evaluate = EvaluateSettings.model_validate(resolved["evaluate"]["rows"])
     evaluating = slurm_resources.evaluating(evaluate, model, results / "data/rows", render)
+    sample = SampleSettings.model_validate(resolved["samples"]["own"])
     wanted = {
         "prepare_wildcards_rows": slurm_resources.preparing([project.directory / "rows.json"], 1),
         "evaluate_base_wildcards_rows": evaluating,
+        "sample_wildcards_own": slurm_resources.sampling(sample, model, *size_of(results / "data/rows"), render),
         "merge_wildcards_default": slurm_resources.merging(model, results / "default/adapter"),
         "evaluate_wildcards_default": evaluating,
         "report_wildcards_default": slurm_resources.reporting(),
@@ -128,6 +133,17 @@ def test_report_compares_predictions_with_slurms_accounting(project: ClusterProj
 
 def test_two_nodes_reach_the_losses_of_two_ranks_on_one_machine(project: ClusterProject, here: Path) -> None:
     assert_same_adapter(project.directory / "results/default", here)
+
+
+def test_ranks_of_a_job_sample_the_bytes_of_one_process_without_slurm(project: ClusterProject, tmp_path: Path) -> None:
+    assert len([*project.directory.glob("work/samples/own/*/rank*.jsonl")]) == 2
+    options = ("--work", str(tmp_path / "work"), "--output", str(tmp_path / "out"))
+    settings = json.loads((project.directory / "results/config.json").read_text())["samples"]["own"] | {"ranks": 1}
+    command = ("zerolora", "stage", "sample", "own", *options, "--settings", json.dumps(settings))
+    result = served(*command, directory=project.directory)
+    assert result.returncode == 0, result.stderr
+    answers = [path / "answers.jsonl" for path in (tmp_path / "out", project.directory / "results/samples/own")]
+    assert answers[0].read_bytes() == answers[1].read_bytes() != b""
 
 
 def test_both_engines_have_nothing_to_do_afterwards(project: ClusterProject) -> None:

@@ -4,6 +4,7 @@ bytes, and is known to config and docs."""
 import csv
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,10 @@ def rows_of(objective: str) -> dict[str, Any]:
     return named | ({"reference": f"{kind}-reference"} if reference else {})
 
 
-def train(bench: Bench, objective: str, strategy: str, name: str) -> Path:
+def train(bench: Bench, objective: str, strategy: str, name: str) -> tuple[Path, str]:
+    """Train, and return the run's directory and what was printed."""
     ranks, micro_batch = SPLITS[strategy]
-    return bench.run(
+    result = bench.start(
         name,
         strategy,
         **rows_of(objective),
@@ -53,6 +55,8 @@ def train(bench: Bench, objective: str, strategy: str, name: str) -> Path:
         epochs=2,
         validation_steps=1,
     )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return bench.folder / name, result.stderr
 
 
 def columns_of(run: Path) -> dict[str, list[float]]:
@@ -77,16 +81,23 @@ def test_engines_and_splits_train_alike_and_one_resumes_to_the_same_bytes(bench:
     actual: list[dict[str, Any]] = []
     for strategy in ENGINES[objective]:
         name = f"{objective}-{strategy}"
-        whole = train(bench, objective, strategy, name)
+        whole, said = train(bench, objective, strategy, name)
         columns = columns_of(whole)
         assert {*OBJECTIVES[objective].metrics} < {*columns}
+        if OBJECTIVES[objective].taught:  # by a model of random weights
+            ours, theirs = (columns[name][0] for name in ("cross_entropy", "teacher_cross_entropy"))
+            warning = (
+                f"the teacher predicts the labels of the first step no better.* is {theirs:.3g}, the model's {ours:.3g}"
+            )
+            assert theirs > ours and len(re.findall(warning, said)) == 1
         actual.append(columns)
         best = min(columns[f"{OBJECTIVES[objective].best}_validation"])
         assert metrics(whole)[f"{OBJECTIVES[objective].best}_validation"] == best
     for file in (bench.folder / "checkpoints" / name).glob("*/step-00000002.safetensors"):
         file.unlink()
     before = {file: (whole / file).read_bytes() for file in FILES}
-    resumed = train(bench, objective, strategy, name)
+    resumed, said = train(bench, objective, strategy, name)
+    assert "the teacher predicts" not in said
     assert json.loads((resumed / "metrics/train_resources.json").read_text())["resumes"] == 1
     for file, content in before.items():
         assert (resumed / file).read_bytes() == content, file

@@ -16,11 +16,12 @@ from test_models import bench_of, settings_of
 sys.path.insert(0, str(ROOT / "docs"))
 import recipe_plans
 
-from benchmarks import preferences
+from benchmarks import own_answers, preferences
 from benchmarks.evaluate import boolq
 from zerolora.config.recipes import summaries
 from zerolora.model.meta_device import build_on_meta
 from zerolora.model.read_spec import read_model_spec
+from zerolora.report.repeats import difference_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -47,6 +48,7 @@ PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
     "llama-3-8b-orpo-qlora-1x24gb": {"orpo": ("ddp", 1, False)},
     "llama-3.1-8b-distill-70b-8x80gb": {"distilled": ("ddp", 1, False), "sft": ("ddp", 1, False)},
     "llama-3.1-8b-128k-8x80gb": {"long": ("ddp", 1, True)},
+    "llama-3.1-8b-rounds-8x80gb": dict.fromkeys(("first", "own-round1", "own-round2"), ("ddp", 1, False)),
     "lfm2-8b-a1b-qlora-1x24gb": {"qlora": ("ddp", 8, True)},
     "llama-3.2-1b-full-2x24gb": {"full": ("zero1", 1, False)},
     "nemotron-3-nano-30b-lora-1x80gb": {"lora": ("ddp", 1, True)},
@@ -73,7 +75,8 @@ TRACED = (
 )
 """Recipes that `make plans` alone plans: tracing their layers takes ten CPU-seconds each."""
 RUN_HERE = {
-    *("gemma-3-270m-boolq", "smollm2-135m-benchmarks", "smollm2-135m-preferences", "smollm2-135m-strategies"),
+    *("gemma-3-270m-boolq", "smollm2-135m-benchmarks", "smollm2-135m-own-answers", "smollm2-135m-preferences"),
+    "smollm2-135m-strategies",
 }
 """Recipes for two CPU cores; the families of their models are trained by other tests."""
 ROUNDED = {
@@ -162,6 +165,19 @@ def test_preference_recipe_gives_the_measured_result() -> None:
     assert f"with the SFT term it stayed at {both}, and SFT on the chosen answers alone reached {sft}" in training
 
 
+def test_own_answers_recipe_gives_the_measured_result() -> None:
+    """What the page says of them beside the table: which groups seeds tell apart, and the first digits of the means."""
+    text = " ".join((RECIPES / "smollm2-135m-own-answers/README.md").read_text(encoding="utf-8").split())
+    measured = json.loads((ROOT / "benchmarks/results/own_answers.json").read_text(encoding="utf-8"))
+    for part in (own_answers.markdown(measured), own_answers.answers(measured)):
+        assert " ".join(part.split()) in text
+    groups = own_answers.groups_of(measured)
+    assert f"from {measured['before']:.2f} to {groups['right'].mean:.2f}, unselected ones nowhere" in text
+    assert abs(groups["unselected"].mean - measured["before"]) < 0.1
+    ends = {name: difference_of([*groups.values()], groups["given"], group)[1:] for name, group in groups.items()}
+    assert {name for name, (low, high) in ends.items() if low <= 0 <= high} == {"given", "right", "distilled"}
+
+
 @pytest.mark.parametrize(("model", "parameters"), PARAMETERS.items())
 def test_a_model_has_the_parameters_that_are_published(model: str, parameters: int) -> None:
     assert read_model_spec(recipe_plans.MODELS / f"{model}.json").parameters == parameters
@@ -201,7 +217,8 @@ def test_its_plan_fits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("name", "chosen"),
-    # Those of the tiny Llama's family with one source of rows are trained so in the other files of this folder.
+    # Those of the tiny Llama's family with one source of rows are trained so in the other files of this folder, and
+    # rounds in workflow/test_rounds.py.
     [(name, next(iter(runs))) for name, runs in PLANNED.items() if name in FAMILY] + [*LIKE_IT],
 )
 def test_it_trains_a_tiny_stand_in(name: str, chosen: str, bench: Bench, bench_of: Callable[[str], Bench]) -> None:

@@ -10,6 +10,7 @@ import torch
 from bench import Bench
 from transformers import AutoModelForCausalLM
 
+from zerolora.config.objective_sections import START
 from zerolora.config.settings import EvaluateRunSettings, ReferenceSettings, RenderSettings
 from zerolora.data.prepared_rows import IGNORED, open_split
 from zerolora.errors import UserError
@@ -20,6 +21,7 @@ from zerolora.model.attention_trial import why_not
 from zerolora.model.manifest import located
 from zerolora.model.spec import EVALUATION_TOKENS
 from zerolora.planner.slurm_resources import SHARED_DISK, evaluating, referring
+from zerolora.train.beginning import check_reference_model
 from zerolora.train.objectives.mismatched import mismatched, partners
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # trains an adapter of a tiny model
@@ -104,4 +106,16 @@ def test_the_adapter_that_training_starts_from(bench: Bench) -> None:
     values = columns_of(bench, "pairs")["reference_chosen"]
     assert values == pytest.approx([expected(model, row) for row in rows], rel=1e-5)
     assert values != pytest.approx([expected(base(bench), row) for row in rows], rel=1e-3)
+    reference, stamp = bench.folder / "pairs-reference", bench.folder / "w/tiny.json"
+    check_reference_model(reference, START, str(adapter), stamp)
+    check_reference_model(reference, str(adapter), None, stamp)
+    for named, start in ((START, None), ("other", str(adapter))):
+        with pytest.raises(UserError, match=f"under {adapter}, and the run compares with (the base model|other); run"):
+            check_reference_model(reference, named, start, stamp)
+    tensors = adapter / "adapter_model.safetensors"
+    before = tensors.read_bytes()
+    tensors.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    with pytest.raises(UserError, match=f"under the adapter {adapter} before it changed"):
+        check_reference_model(reference, str(adapter), None, stamp)
+    tensors.write_bytes(before)
     bench.refer("pairs")

@@ -23,6 +23,7 @@ from zerolora.evaluate.harness import ask_harness, flat
 from zerolora.evaluate.intervals import bootstrap, wilson
 from zerolora.export.targets.ollama import prompt_format
 from zerolora.model.architecture import tokenizer_of
+from zerolora.select.held_out import held_out
 
 CAPITALS = {"prompt": "The capital of {{country}} is", "choices": "cities", "answer": "{{right}}"}
 CITIES = (ROOT / "config/harness/capitals.jsonl").read_text()
@@ -83,6 +84,8 @@ def test_multiple_choice_equals_the_harness(model: Path, here: Path, chat_templa
     prompts(rows, here, **CAPITALS)
     metrics, answers = asked(model, here, "multiple_choice", chat_template=chat_template)
     published = harness(model, here, "capitals", chat_template=chat_template)
+    held_out(here / "task-capitals.jsonl", harness=HarnessTaskSettings(tasks=["capitals"], files={}))
+    assert "The capital of France is" in [*map(json.loads, (here / "task-capitals.jsonl").read_text().splitlines())]
     assert metrics["accuracy"] == published["capitals_acc"]
     assert metrics["accuracy_norm"] == published["capitals_acc_norm"]
     assert metrics["rows"] == published["capitals_rows"] == len(rows) == 8

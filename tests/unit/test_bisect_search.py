@@ -1,17 +1,20 @@
 """The search of `zerolora bisect` over simulated outcomes, the rows of its files, and the settings of its run."""
 
 import contextlib
+import io
 import math
 import random
-import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import yaml
 from conftest import TINY_CONFIG, refusal
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow.parquet import write_table
 
 from zerolora.bisect import run_values
 from zerolora.bisect.delta import Atom, State, causes, price, union
@@ -20,6 +23,7 @@ from zerolora.bisect.row_changes import RowChange, difference
 from zerolora.bisect.row_changes import atoms as atoms_of_rows
 from zerolora.config.file import load
 from zerolora.config.resolve import stages_of
+from zerolora.data.readers import chunks
 
 
 def singles(count: int) -> list[Atom]:
@@ -101,27 +105,63 @@ def test_rows_split_to_one_but_not_below_a_loss_that_is_spread() -> None:
     assert [cause.atoms for cause in found] == [(changed,)] and len(spread.tried) <= 2 * 3 + 2 + 1
 
 
-@given(st.data())
-def test_files_of_rows_have_the_chosen_differences(data: st.DataObject) -> None:
+def file_of(kind: str, numbers: list[int]) -> bytes:
+    """Return a data file with these rows; in CSV with carriage returns, and a line end and a quote in a cell."""
+    rows = [f'{{"n": {number}}}' for number in numbers]
+    if kind == "parquet":
+        written = io.BytesIO()
+        write_table(pyarrow.table({"n": pyarrow.array(numbers, "int64")}), written)
+        return written.getvalue()
+    if kind == "csv":
+        return "".join(f"{row}\r\n" for row in ['n,"a ""cell"""', *(f'{n},"\n"""' for n in numbers)]).encode()
+    return ("[" + ", ".join(rows) + "]" if kind == "json" else "".join(f"{each}\n" for each in rows)).encode()
+
+
+def numbers_in(kind: str, content: bytes) -> list[int]:
+    """Return what the project's own readers read of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, f"f.{kind}")
+        file.write_bytes(content)
+        return [int(row["n"]) for chunk in chunks(file) for _, row in chunk.records()]
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl", "csv", "parquet"])
+@settings(max_examples=25)
+@given(data=st.data())
+def test_files_of_rows_have_the_chosen_differences(kind: str, data: st.DataObject) -> None:
     row = st.integers(0, 3)
     good, bad = data.draw(st.lists(row, max_size=12)), data.draw(st.lists(row, max_size=12))
-    is_list = data.draw(st.booleans())
-
-    def written(numbers: list[int]) -> bytes:
-        rows = [f'{{"n": {number}}}' for number in numbers]
-        return ("[" + ", ".join(rows) + "]" if is_list else "".join(f"{each}\n" for each in rows)).encode()
-
-    split = difference("f", written(good), written(bad))
+    split = difference(f"f.{kind}", file_of(kind, good), file_of(kind, bad))
     if split is None:
-        assert good == bad or not is_list
+        assert good == bad or (kind == "jsonl" and not (good and bad))
         return
     every = split.changes
-    assert split.content(frozenset()) == written(good) and split.content(frozenset(every)) == written(bad)
+    assert split.content(frozenset()) == file_of(kind, good)
+    assert split.content(frozenset(every)) == file_of(kind, bad)
     some = frozenset(data.draw(st.lists(st.sampled_from(every))))
+    expected = [
+        number
+        for piece in split.pieces
+        if (written := piece.bad if piece.change in some else piece.good) is not None
+        for number in numbers_in(kind, split.rows.join(split.rows.head, [written]))
+    ]
     kinds = [each.kind for each in some]
-    numbers = [int(each) for each in re.findall(rb"\d+", split.content(some))]
-    assert len(numbers) == len(good) + kinds.count("added") - kinds.count("removed")
+    assert len(expected) == len(good) + kinds.count("added") - kinds.count("removed")
+    assert numbers_in(kind, split.content(some)) == expected
     assert frozenset().union(*(atom.changes for atom in atoms_of_rows(split))) == {*every}
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("csv", b"a,b\n1,2\n", b"b,a\n1,3\n"),  # another header
+        ("csv", b'a\n"1\n', b'a\n"2\n'),  # a quote that does not end
+        ("parquet", b"PAR1", b"PAR1PAR1"),
+        ("json", b"[1, 2", b"[1, 3"),
+    ],
+)
+def test_files_that_are_not_alike_are_not_split(kind: str, good: bytes, bad: bytes) -> None:
+    assert difference(f"f.{kind}", good, bad) is None
 
 
 def searched(random_: random.Random, atoms: list[Atom], cost: dict[int, float], seeds: int) -> list[set[object]] | None:
@@ -191,6 +231,23 @@ def test_config_of_a_probe_has_the_settings_of_the_run(tmp_path: Path) -> None:
         expected = settings.model_dump()
         assert {key: own[key] for key in own.keys() - shared} == {key: expected[key] for key in own.keys() - shared}
     assert values["train", "lora", "r"] == 8 and values["train", "lora", "alpha"] == 4.0
+
+
+def test_run_that_continues_from_an_adapter_of_the_project(tmp_path: Path) -> None:
+    """Is a continued run in a probe too, with the adapter as a setting that may differ."""
+    later = {"dataset": "rows", "train": {"from_adapter": "first"}}
+    folder = written(tmp_path, runs={}, continued={"later": later})
+    for name in ("first", "second"):
+        (folder / name).mkdir()
+    name, values = run_values.read(folder, None, "HEAD")
+    other = values | {run_values.START: "second"}
+    assert run_values.differing(values, other) == [run_values.START]
+    with contextlib.chdir(folder):
+        Path("probe.yaml").write_text(
+            run_values.nested(run_values.mixed(values, other, frozenset({run_values.START})), name, 2)
+        )
+        of_probe = load(Path("probe.yaml"))
+    assert list(of_probe.continued) == [name] and stages_of(of_probe, name).train.from_adapter == "second"
 
 
 def test_a_run_that_cannot_be_compared_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
@@ -23,6 +24,7 @@ from zerolora.check.needs import Needs, needs_of
 from zerolora.check.rows import Check, rows
 from zerolora.config.file import load
 from zerolora.errors import UserError
+from zerolora.files import write_json
 from zerolora.machine import devices
 from zerolora.units import GIB
 
@@ -151,6 +153,39 @@ def test_a_run_writes_adapter_checkpoints_and_merged_weights(tmp_path: Path, mon
     (tmp_path / "results/default/adapter").mkdir(parents=True)
     (tmp_path / "results/default/adapter/manifest.json").touch()
     assert needs_of(load(Path("config.yaml"))).written == {}
+
+
+def test_a_teacher_is_fetched_and_its_probabilities_are_written_once_for_all_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = yaml.safe_load((ROOT / "config/recipes/llama-3.1-8b-distill-70b-8x80gb/config.yaml").read_text())
+    sizes = {"llama-8b-instruct": "llama-3-8b", "llama-70b-instruct": "llama-3-70b"}
+    hub = {name: {"repository": f"meta/{name}", "revision": "0" * 40, "license": "Llama-3.1"} for name in sizes}
+    grid = {"taught": {"dataset": "rows", "over": {"train.distill.alpha": [0.25, 0.5]}}}
+    config |= {"fetch": {"hub": hub}, "runs": {}, "grids": grid}
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text(yaml.safe_dump(config))
+    before = needs_of(load(Path("config.yaml")))
+    assert (before.unknown, before.unprepared) == (("llama-70b-instruct", "llama-8b-instruct"), ("rows",))
+    needed = row("disk", WORKSTATION, before).needed
+    assert needed.endswith("known once fetched and a teacher's probabilities on rows, known once prepared")
+    for name, size in sizes.items():
+        (place := tmp_path / "resources/models" / name).mkdir(parents=True)
+        (place / "config.json").write_bytes((ROOT / f"config/recipes/models/{size}.json").read_bytes())
+    fetched = needs_of(load(Path("config.yaml")))
+    assert fetched.written["weight store"] == 2 * (8_030_261_248 + 70_553_706_496)
+    write_json(
+        tmp_path / "results/data/rows/stats.json",
+        {"train_supervised_tokens": 1_000_000, "validation_supervised_tokens": 1_000},
+    )
+    prepared = needs_of(load(Path("config.yaml")))
+    assert prepared.unprepared == ()
+    for folder in ("results", ".dvc/cache"):
+        assert prepared.written[folder] - fetched.written[folder] == 1_001_000 * (6 * 64 + 8)
+    write_json(tmp_path / "results/taught/teacher/manifest.json", {})
+    computed = needs_of(load(Path("config.yaml")))
+    assert computed.written["results"] == fetched.written["results"]
+    assert computed.written["weight store"] == 2 * 8_030_261_248
 
 
 CLUSTER = Slurm((Partition("cpu", 8, 64 * GIB, 0), Partition("gpu", 2, 512 * GIB, 8)), None, True)

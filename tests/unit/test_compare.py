@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comparison import GPU, results_of, row, settings_of
+from comparison import GPU, results_of, row, settings_of, write_settings
 from conftest import ROOT, served
 from finished_run import FinishedRun
 from hypothesis import given
@@ -19,10 +19,12 @@ from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.settings import CompareSettings
 from zerolora.errors import UserError
+from zerolora.files import write_json
 from zerolora.report.comparison import compare, compare_all
 from zerolora.report.comparison_charts import front, sections
 from zerolora.report.comparison_rows import all_runs, reason_in
 from zerolora.report.comparison_terminal import show
+from zerolora.report.run_settings import settings_of_run
 
 ONLY_ON_GPUS = {"mfu", "gpu_percent", "predicted_gpu_bytes", "measured_gpu_bytes", "gpu_hours", "energy_joules"}
 
@@ -167,6 +169,35 @@ def test_refused_run_shows_renders_message(tmp_path: Path) -> None:
     (results / "large").mkdir()
     (results / "large/zero.json").write_text("{}")
     assert all_runs(results)[0][1]["status"] == "not run"
+
+
+def test_run_on_answers_says_why_there_are_none(tmp_path: Path) -> None:
+    """And one that learns from the answers of a run, or continues it, that this run is not there."""
+    results = results_of(tmp_path, {"good": row()}, ["good", "round1", "round2", "round3"])
+    config = json.loads((results / "config.json").read_text())
+    for number in (1, 2):
+        config["prepare"][f"round{number}"] = {"model": "tiny", "selections": [f"round{number}"]}
+        config.setdefault("selections", {})[f"round{number}"] = {"samples": f"round{number}"}
+        of = {"run": "round1" if number == 2 else "good"}
+        config.setdefault("samples", {})[f"round{number}"] = {"dataset": "rows", "of": of}
+    write_json(results / "config.json", config)
+    settings = {run: settings_of_run(results, run) for run in ("good", "round1", "round2", "round3")}
+    for number in (1, 2):
+        settings[f"round{number}"]["dataset"] = f"round{number}"
+    settings["round3"]["train"] = {"from_adapter": "results/round2/adapter"}
+    write_settings(results, settings)
+    (results / "good/adapter").mkdir(parents=True)
+    (results / "good/adapter/manifest.json").write_text("{}")
+    log = results / "logs/select/round1.log"
+    write_json(log.with_suffix(".status.json"), {"stage": "select", "ended": "x"})
+    log.write_text("zerolora: selections.round1: no row is left\n")
+    reasons = {each["run"]: (each["status"], each["reason"]) for each in all_runs(results)[0]}
+    assert reasons == {
+        "good": ("done", ""),
+        "round1": ("failed", "select: selections.round1: no row is left"),
+        "round2": ("not run", "waits for round1, failed"),
+        "round3": ("not run", "waits for round2, not run"),
+    }
 
 
 def test_outdated_run_shows_no_results(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from bench import Bench
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from zerolora.config.settings import TeacherSettings
 from zerolora.data.packing_plan import open_plan
-from zerolora.data.prepared_rows import IGNORED, open_split
+from zerolora.data.prepared_rows import IGNORED, open_split, open_table
 from zerolora.data.row_columns import RowColumns
 from zerolora.errors import UserError
-from zerolora.evaluate import teacher_probabilities
+from zerolora.evaluate import frozen_model, teacher_probabilities
 from zerolora.files import MANIFEST, describe, sha256, write_json
 from zerolora.model.manifest import located
 from zerolora.train.feed import collate, packed_row
@@ -33,7 +33,7 @@ from zerolora.train.objectives.distill import IDS, LABEL, LOG_PROBABILITIES, RES
 from zerolora.train.objectives.objective import OF_TOKENS
 from zerolora.train.sequence_parallel import sequence
 from zerolora.train.teacher_columns import with_teacher
-from zerolora.train.top_k import Divergence, TopK
+from zerolora.train.top_k import LEAST_LOG, Divergence, TopK
 
 TOKENS, HIDDEN, VOCABULARY = 600, 16, 53  # of which a chunk has 256 tokens
 ALL = slice(None)
@@ -121,6 +121,25 @@ def test_the_whole_vocabulary_gives_the_full_divergence() -> None:
         same = divergence(stored(logits, targets, k, temperature), temperature, 0.0)
         _, _, none = of_logits(logits, targets, same)
         assert none.abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize("gap", [80.0, 120.0, 600.0])
+def test_the_rest_has_its_gradient_however_far_the_student_has_it_below(gap: float, temperature: float) -> None:
+    draw = torch.Generator().manual_seed(3)
+    of_teacher, logits = torch.randn(2, 40, VOCABULARY, generator=draw)
+    targets = torch.randint(VOCABULARY, (40,), generator=draw)
+    teacher = stored(of_teacher, targets, 8, temperature)
+    logits.scatter_add_(1, teacher[0].long(), torch.full((40, 8), gap))
+    both = logits.double().requires_grad_(), logits.requires_grad_()
+    wanted = expected(both[0], targets, teacher, temperature, 0.5)
+    wanted[0].sum().backward()
+    values = of_logits(both[1], targets, divergence(teacher, temperature, 0.5))
+    values[0].sum().backward()
+    for value, other in zip(values, wanted, strict=True):
+        torch.testing.assert_close(value.double(), other.detach(), rtol=1e-5, atol=1e-5)
+    assert both[0].grad is not None and both[1].grad is not None
+    torch.testing.assert_close(both[1].grad.double(), both[0].grad, rtol=1e-4, atol=1e-6)
 
 
 @given(seed=st.integers(0, 1000), k=st.integers(1, VOCABULARY), scale=st.sampled_from([0.1, 3.0, 40.0, 300.0]))
@@ -241,6 +260,57 @@ def test_another_vocabulary_is_refused_before_the_teacher_is_loaded(bench: Bench
     with pytest.raises(UserError, match=r"^the teacher large has another vocabulary .*: 2 tokens, as .* \(samples\)$"):
         teacher_probabilities.compute(settings, *folders)
     assert not (tmp_path / "teacher").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("max_position_embeddings", 16, r"^the teacher large takes rows of 16 tokens, and a prepared one has \d+; set"),
+        ("vocab_size", 40, r"^the teacher large has 40 tokens in its head, and a prepared row has number \d+; use"),
+    ],
+)
+def test_a_teacher_that_cannot_take_the_rows_is_refused_before_it_is_loaded(
+    bench: Bench, tmp_path: Path, key: str, value: int, said: str
+) -> None:
+    other = shutil.copytree(located(bench.folder / "w/tiny.json"), tmp_path / "other", copy_function=shutil.copy)
+    config = json.loads((other / "config.json").read_text())
+    write_json(other / "config.json", {**config, key: value})
+    (other / "model.safetensors").write_bytes(b"")  # which would end with another error
+    write_json(tmp_path / "other.json", {"path": str(other), "files": {}})
+    settings = TeacherSettings(model="large", device="cpu", precision="fp32")
+    folders = bench.folder / "data", bench.folder / "m/tiny", tmp_path / "other.json", tmp_path / "teacher"
+    with pytest.raises(UserError, match=said):
+        teacher_probabilities.compute(settings, *folders)
+    assert not (tmp_path / "teacher").exists()
+
+
+def test_a_teacher_or_reference_that_caps_its_scores_is_read_with_them(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "head_dim": 8,
+        "vocab_size": 64,
+    }
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "query_pre_attn_scalar": 1}
+    model = Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, attn_logit_softcapping=1.0, initializer_range=0.5))
+    model.save_pretrained(tmp_path)
+    ids = torch.arange(12)[None]
+    model.set_attn_implementation("eager")
+    loaded, _ = frozen_model.load(tmp_path, [], CPU, "fp32")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
+
+
+def test_a_cold_teachers_values_are_finite_in_the_file(bench: Bench, tmp_path: Path) -> None:
+    """Its log-probabilities are beyond fp16."""
+    settings = TeacherSettings(model="large", device="cpu", precision="fp32", top_k=8, temperature=1e-6)
+    folders = bench.folder / "data", bench.folder / "m/tiny", bench.folder / "w/other.json", tmp_path / "teacher"
+    teacher_probabilities.compute(settings, *folders)
+    rows = open_table(tmp_path / "teacher", "train")
+    values = np.concatenate(rows[LOG_PROBABILITIES].to_pylist())
+    assert values.max() == 0 and values.min() == LEAST_LOG
 
 
 # Refused columns.

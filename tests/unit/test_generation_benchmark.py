@@ -8,6 +8,7 @@ from pathlib import Path
 import generation
 import prompts_once
 import pytest
+import sampling
 from conftest import ROOT, project_environment
 
 from zerolora.commands.stage_functions import WAITING
@@ -46,6 +47,17 @@ def test_documented_tables_match_measurements() -> None:
     free = measured["free"]
     assert free["zerolora"]["same_texts"] and measured["loaded"]["zerolora"]["same_texts"]
     assert free["zerolora"]["rows_per_second"] >= 8 * free[generation.REFERENCE]["rows_per_second"]
+
+
+def test_documented_samples_match_measurements() -> None:
+    """Each contestant in the same rounds; by transformers, zerolora draws the most."""
+    measured = json.loads(sampling.RESULT.read_text())
+    assert sampling.section(measured) in (ROOT / "docs/sampling.md").read_text(encoding="utf-8")
+    rounds = {len(each["rounds"]) for each in measured["contestants"].values()}
+    assert len(rounds) == 1 and rounds.pop() >= 3
+    by_transformers = (sampling.TRL, sampling.CONTINUOUS, sampling.SWIFT)
+    for name, each in measured["contestants"].items():
+        assert not name.startswith(by_transformers) or min(each["ours_over_it"]["rounds"]) > 1, name
 
 
 def test_documented_prompts_match_measurements() -> None:

@@ -301,7 +301,7 @@ def test_runs_file_for_dvc() -> None:
         **{"hub_data": {}, "package_data": {}, "adapters": {}},
         "prepare": {"rows": {"model": "tiny", "reads": ["rows.json", *nothing]}},
         "evaluated": {"rows": {}},
-        **{"samples": {}, "selections": {}},
+        **{"samples": {}, "held_out": {}, "selections": {}},
         "packed": {name: {"dataset": "rows"} for name in ("again", "default", "sweep")},
         "estimated": {
             **{name: {"packed": name} for name in ("again", "default")},
@@ -311,7 +311,7 @@ def test_runs_file_for_dvc() -> None:
             **{name: {"estimated": name} for name in ("again", "default")},
             **{f"sweep-{strategy}-r{r}": {"estimated": f"sweep-r{r}"} for strategy, r in pairs},
         },
-        **{"referenced": {}, "taught": {}, "samples": {}, "selections": {}, "evaluated": {"rows": {}}},
+        **{"referenced": {}, "taught": {}, "samples": {}, "held_out": {}, "selections": {}, "evaluated": {"rows": {}}},
         "runs": {
             "again-seed1": {**common, "start": adapter, **dict.fromkeys(OF_ALL, "again"), **none},
             "default": {**common, "start": data, **dict.fromkeys(OF_ALL, "default"), **none},

@@ -263,8 +263,9 @@ def test_only_the_tutorials_run_is_followed_by_advice_on_own_rows(tmp_path: Path
     write_settings(tmp_path, {"default": {"dataset": "rows"}})
     write_json(tmp_path / "base/rows/evaluate.json", {"accuracy": 0})
     write_json(tmp_path / "default/metrics/evaluate.json", {"accuracy": 0.995})
-    for path, said in (("data/reference.json", True), ("data/mine.json", False)):
-        write_json(tmp_path / "config.json", {"prepare": {"rows": {"path": path}}})
+    reference, mine = {"path": "data/reference.json"}, {"path": "data/mine.json"}
+    for data, said in (([reference], True), ([mine], False), ([reference, {"selections": ["own"]}], False)):
+        write_json(tmp_path / "config.json", {"prepare": {str(number): each for number, each in enumerate(data)}})
         assert ("train on your own rows" in summary(tmp_path)) == said
 
 

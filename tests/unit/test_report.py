@@ -188,6 +188,25 @@ def test_run_of_pairs_without_evaluation_shows_the_change_in_training(run: Finis
     assert "changed by -3.5 nats an answer since the start of training" in text_of(page)
 
 
+ENDS = ("first", "last")
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_distilled_run_names_its_teacher_and_the_divergence(run: FinishedRun, evaluated: bool) -> None:
+    if not evaluated:
+        without_evaluation(run)
+    figures = {"kl": (0.75, 0.25), "cross_entropy": (2.5, 1.5), "teacher_cross_entropy": (1.25, 1.0)}
+    ends = {f"{name}_{end}": value for name, pair in figures.items() for end, value in zip(ENDS, pair, strict=True)}
+    run.edit("default/metrics/train.json", lambda each: each.update(ends, kl_validation=0.5))
+    given = {"teacher": "<large>", "adapter": "results/longer/adapter", "top_k": 4096}
+    text = text_of(run.page(objective="distill", objective_settings=given))
+    assert "Distilled from &lt;large&gt; with the adapter of results/longer/adapter : its 4,096 likeliest" in text
+    assert "tokens at temperature 1, with alpha 0.5" in text
+    assert "went from 0.75 to 0.25 (validation 0.5) and the cross-entropy of the labels from 2.5 to 1.5" in text
+    assert "the teacher's was 1.25 and 1." in text
+    assert "Distilled" not in text_of(run.page())
+
+
 def test_free_form_answers_lead_with_the_loss(run: FinishedRun) -> None:
     """Their exact match is 0 before and after, whatever the training achieved."""
     for name, bits in (("base/evaluate.json", 1.25), ("default/metrics/evaluate.json", 0.75)):

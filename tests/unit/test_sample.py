@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import signal
 import time
 from collections import Counter
@@ -65,7 +66,7 @@ def case(bench: Bench, tiny_model: Path, tmp_path_factory: pytest.TempPathFactor
         asked.model_copy(update={"prompts": False}), bench.folder / "m/tiny/manifest.json", folder / "other", workers=1
     )
     this = SimpleNamespace(
-        folder=folder, data=folder / "data", rows=rows, bench=bench, model=EvaluatedModel(tiny_model)
+        folder=folder, prepared=asked, data=folder / "data", rows=rows, bench=bench, model=EvaluatedModel(tiny_model)
     )
     this.answers = sampled(this, folder / "first")
     return this
@@ -103,17 +104,18 @@ def test_answers_are_the_same_bytes_in_batches_of_any_size(
 
 
 def test_raised_n_adds_answers_and_makes_none_again(case: SimpleNamespace, tmp_path: Path) -> None:
-    """A new data set keeps those of the prompts that it has."""
-    fewer = sampled(case, tmp_path, n=2)
-    (kept,) = (tmp_path / "work").iterdir()
-    assert fewer == b"".join(line + b"\n" for line in case.answers.splitlines() if json.loads(line)["sample"] < 2)
-    before = (kept / "rank0.jsonl").read_bytes()
+    """From 4 to 8, and back, against 8 that are sampled at once."""
+    whole = sampled(case, tmp_path / "whole", n=8)
+    assert case.answers == b"".join(line + b"\n" for line in whole.splitlines() if json.loads(line)["sample"] < 4)
     assert sampled(case, tmp_path) == case.answers
+    (kept,) = (tmp_path / "work").iterdir()
+    before = (kept / "rank0.jsonl").read_bytes()
+    assert sampled(case, tmp_path, n=8) == whole
     added = (kept / "rank0.jsonl").read_bytes()
-    assert added.startswith(before) and len(answers_in(kept)) == 19 * 4 == added.count(b"]\n")
+    assert added.startswith(before) and len(answers_in(kept)) == 19 * 8 == added.count(b"]\n")
     counts = read_json(tmp_path / "out/sample.json", "")
-    assert (counts["new_answers"], counts["answers"]) == (19 * 2, 19 * 4)
-    assert sampled(case, tmp_path, n=2) == fewer and (kept / "rank0.jsonl").read_bytes().strip() == added.strip()
+    assert (counts["new_answers"], counts["answers"]) == (19 * 4, 19 * 8)
+    assert sampled(case, tmp_path) == case.answers and (kept / "rank0.jsonl").read_bytes().strip() == added.strip()
     assert sampled(case, tmp_path, seed=7) != case.answers
     assert not kept.exists(), "answers of other settings are not used"
 
@@ -200,7 +202,9 @@ def test_greedy_sample_and_texts_that_stop(case: SimpleNamespace, tmp_path: Path
     texts = [json.loads(line)["text"] for line in case.answers.splitlines()]
     letters = Counter(letter for text in texts for letter in text if letter.isascii() and letter.isalnum())
     ((stop, _),) = letters.most_common(1)
-    cut = [json.loads(line) for line in sampled(case, tmp_path / "1", stop=[stop]).splitlines()]
+    lines = sampled(case, tmp_path / "1", stop=[stop])
+    assert sampled(case, tmp_path / "2", stop=[stop], batch=1) == lines  # also the tokens, whoever else goes on
+    cut = [json.loads(line) for line in lines.splitlines()]
     for line, before in zip(cut, map(json.loads, case.answers.splitlines()), strict=True):
         assert line["text"] == before["text"].partition(stop)[0]
         assert line["ended"] == (before["ended"] or stop in before["text"])
@@ -211,9 +215,20 @@ def test_what_cannot_be_sampled_is_refused_in_a_line(case: SimpleNamespace, tmp_
     text = refusal(sampled, case, tmp_path, max_new_tokens=500)
     assert "samples.own.max_new_tokens: 500, and with the longest prompt, of" in text and "the 512 that" in text
     assert "all the same" in refusal(sampled, case, tmp_path, temperature=0.0)
+    text = refusal(sampled, case, tmp_path, stop=["<|im_end|>\n"])
+    assert "samples.own.stop: '<|im_end|>\\n' has the special token '<|im_end|>'" in text
     other = SimpleNamespace(**vars(case) | {"data": case.folder / "other"})
     assert "prompts.arrow: is empty" in refusal(sampled, other, tmp_path)
     assert not (tmp_path / "out").exists()
+
+
+def test_small_temperatures_are_greedy_and_broken_logits_refused() -> None:
+    logits = torch.tensor([[3e4, 4e4, -1.0]])
+    for temperature in (1e-40, 1e-5):
+        assert Drawn(0, temperature, 0.9).raced(logits, [(1, 2)]).argmax().item() == 1
+    for broken in (math.nan, math.inf):
+        text = refusal(Drawn(0, 1.0, 1.0).raced, logits.new_tensor([[0.0, broken, 1.0]]), [(1, 2)])
+        assert "logits are not finite" in text
 
 
 # Served models
@@ -256,6 +271,43 @@ def test_served_model_is_asked_once_for_each_answer(case: SimpleNamespace, tmp_p
         assert known["reported"] == ["judge-2026-01"] and known["first_asked"] <= known["last_asked"]
         assert {*server.keys} == {f"Bearer {KEY}"}
     assert not any(KEY in path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_another_template_asks_no_server_again(case: SimpleNamespace, tmp_path: Path) -> None:
+    """It sees messages, and no token of ours."""
+    plain = SimpleNamespace(data=tmp_path / "data")
+    prepared = case.prepared.model_copy(update={"template": "plain"})
+    prepare(prepared, case.bench.folder / "m/tiny/manifest.json", plain.data, workers=1)
+    with serving() as server:
+        lines = asked(case, tmp_path, served_settings(server))
+        assert asked(plain, tmp_path, served_settings(server)) == lines
+        assert len(server.asked) == 38
+    assert [each.tokens for each in read_prompts(plain.data)] != [each.tokens for each in read_prompts(case.data)]
+
+
+def test_only_whole_answers_of_a_server_have_ended(case: SimpleNamespace, tmp_path: Path) -> None:
+    reasons = ["stop", "length", "content_filter", "tool_calls", None]
+    with serving() as server:
+        calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+
+        def next_reason(number: int) -> None:
+            reason = reasons[number % len(reasons)]
+            message = {"role": "assistant", "content": "half", **({"tool_calls": calls} if number % 2 else {})}
+            server.body = {"choices": [{"index": 0, "message": message, "finish_reason": reason}]}
+
+        server.before = next_reason
+        lines = asked(case, tmp_path, served_settings(server, n=5, batch=1))
+    pieces = [json.loads(line) for line in (tmp_path / "work/served.jsonl").read_text().splitlines()]
+    assert Counter(line["ended"] for line in lines) == Counter(each["finish_reason"] == "stop" for each in pieces)
+    assert Counter(line["whole"] for line in lines) == Counter(not each["calls_tools"] for each in pieces)
+    assert {each["finish_reason"] for each in pieces} == {*reasons[:-1], ""}
+
+
+def test_an_answer_with_the_text_of_the_key_is_refused(case: SimpleNamespace, tmp_path: Path) -> None:
+    """Cut out of the answer, it would be something that no model has said."""
+    with serving() as server, pytest.raises(UserError, match=r"served.key_variable: an answer contains the text of"):
+        wanted = served_settings(server)
+        sample(wanted, "own", case.data, None, tmp_path / "work", tmp_path / "out", {"MODEL_KEY": "answer"})
 
 
 def test_server_that_takes_no_seed_or_refuses(case: SimpleNamespace, tmp_path: Path) -> None:

@@ -147,6 +147,40 @@ def test_a_row_follows_the_prompt_that_it_was_sampled_from(folder: Folder) -> No
         folder.prepare("other", selections=["own"])
 
 
+SYSTEMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "of the settings": ({"system": "Be kind."}, {"system": "Be terse."}, ""),
+    "dropped": ({"system": "Be kind."}, {"drop_system": True}, "Be terse."),
+}
+
+
+@pytest.mark.parametrize("kind", ["texts", "pairs"])
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_question_is_held_out_under_any_system_prompt_of_settings(folder: Folder, name: str, kind: str) -> None:
+    """Of fewer words than questions that are near each other have."""
+    first, second, own = SYSTEMS[name]
+    short = [f"Who is {number}?" for number in range(4)]
+    write(folder.folder / "short.jsonl", [asked(each) for each in short])
+    folder.prepare("short", path=str(folder.folder / "short.jsonl"), split={"validation": 0, "test": 2}, **first)
+    rows = [KINDS[kind](each) for each in short]
+    for row in rows:
+        row["prompt"] = [turn("system", own)] * bool(own) + row["prompt"]
+    folder.selection("own", rows, kind)
+    data = folder.prepare("round", selections=["own"], held_out="short", rows=kind, **second)
+    assert [len(open_table(data, split)) for split in ("train", "test")] == [2, 2]
+
+
+def test_a_prompt_has_the_answers_of_all_its_rows(folder: Folder) -> None:
+    path = folder.folder / "labelled.jsonl"
+    given = [("red", True), ("green", False), ("blue", True), ("red", True)]
+    rows = [{**asked("Name a colour", answer), "label": label} for answer, label in given]
+    write(path, [*rows, {**asked("Name a day", "1st"), "label": False}])
+    data = folder.prepare("colours", path=str(path), rows="labelled", prompts=True)
+    assert [prompt.given for prompt in read_prompts(data)] == [["red", "blue"], []]
+    write(path, [asked("Name a colour", answer) for answer, _ in given[::2]])
+    data = folder.prepare("texts", path=str(path), prompts=True)
+    assert [prompt.given for prompt in read_prompts(data)] == [["red", "blue"]]
+
+
 def test_held_out_rows_have_the_same_tokens(folder: Folder) -> None:
     folder.rows([])
     folder.selection("own", [asked("Hi", "yes")])

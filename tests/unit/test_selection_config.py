@@ -10,6 +10,7 @@ from conftest import TINY_CONFIG
 
 from zerolora.config.file import check_files, load
 from zerolora.config.resolve import resolve
+from zerolora.config.round_entries import entries_of
 from zerolora.config.schema import Config
 from zerolora.config.selection_checks import all_of
 from zerolora.errors import UserError
@@ -70,15 +71,37 @@ def test_rounds_are_written_out() -> None:
         "prepare": {"rows", "own-round1"},
         "selections": {"own-round1"},
         "samples": {"own-round1"},
+        "tasks": set(),
+        "harness": set(),
     }
+    more = {"model": "tiny", "path": "rows.json", "split": {"validation": 0, "test": 2}}
+    tasks = {"rows": {"sums": {"path": "rows.json"}}, "harness": {"gsm": {"tasks": ["gsm8k"]}}}
+    compared = loaded(rounds={"own": own}, runs={"default": run}, prepare={"more": more}, tasks=tasks)
+    found = all_of(compared, "own-round1")
+    assert (found["prepare"], found["tasks"], found["harness"]) == ({"rows", "more", "own-round1"}, {"sums"}, {"gsm"})
+    selection = resolve(compared).selections["own-round1"]
+    assert (selection.held_out, selection.not_asked) == (
+        ["data-more", "data-rows", "task-gsm", "task-sums"],
+        "data-rows",
+    )
 
 
 def _rounds(**own: Any) -> dict[str, Any]:
     return {"rounds": {"own": {"of": "default", "rounds": 1, **own}}}
 
 
+@pytest.mark.parametrize("rounds", [True, 0, 200_000])
+def test_invalid_rounds_are_not_written_out(rounds: Any) -> None:
+    config = {"runs": {"default": {"dataset": "rows"}}, "prepare": {"rows": {"path": "rows.json"}}}
+    assert entries_of("own", {"of": "default", "rounds": rounds}, config) == []
+    assert len(entries_of("own", {"of": "default", "rounds": 2}, config)) == 8
+
+
 def _more(**entry: Any) -> dict[str, Any]:
     return {**SAMPLED, "prepare": {"more": {"model": "tiny", **entry}}}
+
+
+NONE = {"validation": 0, "test": 0}
 
 
 def _reference(name: str) -> dict[str, Any]:
@@ -93,6 +116,11 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         _rounds(of="nope"),
         "rounds.own.of: 'nope' is not in runs or continued; use one",
     ),
+    "an adapter of its own": (
+        _rounds(train={"from_adapter": "results/other/adapter"}),
+        "rounds.own.train.from_adapter: 'results/other/adapter', but a round continues the adapter of the round before",
+    ),
+    "true rounds": (_rounds(rounds=True), "rounds.own.rounds: True is not valid"),
     "no round": (_rounds(rounds=0), "rounds.own.rounds: 0 is not valid"),
     "a key of samples": (_rounds(rounds=2, samples={"m": 3}), "rounds.own.samples.m: there is no such key"),
     "a value of selections": (_rounds(rounds=2, selections={"keep": "good"}), "rounds.own.selections.keep: 'good'"),
@@ -118,7 +146,15 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no split": (_more(path="rows.json"), "prepare.more.split: is missing; add it, or held_out"),
     "held-out rows of its own": (
         _more(selections=["x"], split={"validation": 0, "test": 2}),
-        "split.test: 2 rows would be the model's own answers",
+        "split.test: 2, but a data set with selections holds out no rows itself",
+    ),
+    "held-out rows of a source beside selections": (
+        _more(path="rows.json", selections=["x"], split=NONE, sources={"a.json": {"split": "test"}, "b.json": {}}),
+        "sources.a.json.split: test, but a data set with selections holds out no rows itself",
+    ),
+    "held-out rows that a selection may have made": (
+        _more(path="results/selections/x/rows.jsonl", split={"validation": 0, "test": 2}),
+        "prepare.more.path: results/selections/x/rows.jsonl, but selections are compared with its rows",
     ),
     "two kinds of held-out rows": (
         _more(selections=["x"], held_out="rows", split={"validation": 0, "test": 2}),

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from zerolora.planner.slurm_resources import (
     PREPARE_RATE,
     SLACK,
     START_SECONDS,
+    answering_gpu_bytes,
     evaluating,
     merging,
     preparing,
@@ -121,6 +123,10 @@ def test_evaluation_requests_a_gpu_that_holds_the_model(tmp_path: Path) -> None:
     twice = sampling(sampled, model, 100, 60, settings_of(gpu_memory=80 * GIB))
     assert (twice["gpus"], sampling(sampled, model, 100, 60, settings_of(**cpu))["gpus"]) == (1, 0)
     assert twice["seconds"] < sampling(sampled, model, 400, 60, settings_of(gpu_memory=80 * GIB))["seconds"]
+    spec = read_model_spec(model)
+    needed = math.ceil(answering_gpu_bytes(sampled, spec, 4 * (spec.parameters * 2 // 4), 60, settings_of(), 1))
+    gpus = [sampling(sampled, model, 100, 60, settings_of(gpu_memory=each), 2)["gpus"] for each in (needed, needed - 1)]
+    assert gpus == [1, 2]
     served = sampled.of.model_copy(update={"base": None, "served": Served(address="http://localhost:1", model="a")})
     asked = sampling(sampled.model_copy(update={"of": served}), model, 100, 60, settings_of(gpu_memory=80 * GIB))
     assert asked["gpus"] == 0 and asked["host_bytes"] < on_gpu["host_bytes"] / 10

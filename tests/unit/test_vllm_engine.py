@@ -1,6 +1,7 @@
 """evaluate.engine: vllm answers as transformers does (with $ZEROLORA_VLLM_PYTHON); models spread over devices."""
 
 import ast
+import json
 import os
 import shutil
 import stat
@@ -18,7 +19,7 @@ from conftest import make_tiny_model
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from zerolora.config.settings import EvaluateRunSettings, PrepareSettings
+from zerolora.config.settings import EvaluateRunSettings, PrepareSettings, SampleSettings
 from zerolora.data.prepare import prepare
 from zerolora.errors import UserError
 from zerolora.evaluate import evaluated_models as models_module
@@ -28,6 +29,7 @@ from zerolora.evaluate.evaluated_models import EvaluatedModel, load, placement
 from zerolora.evaluate.kept import Answer, Answerer, KeptAnswers, kept_in, wait_for
 from zerolora.evaluate.ranks import gpus_of
 from zerolora.files import read_json, write_json
+from zerolora.sample.sample import sample
 
 PYTHON = os.environ.get("ZEROLORA_VLLM_PYTHON")
 """An interpreter with vLLM, which the lock does not have."""
@@ -52,7 +54,7 @@ def models(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> SimpleName
     shutil.copytree(base, folder / "merged")
     merged: Any = adapted.merge_and_unload()
     merged.save_pretrained(folder / "merged")
-    rows = bench.settings["prepare"]["rows"] | {"split": {"validation": 4, "test": 12}}
+    rows = bench.settings["prepare"]["rows"] | {"split": {"validation": 4, "test": 12}, "prompts": True}
     source = bench.folder / "rows.json"
     prepare(
         PrepareSettings.model_validate(rows | {"path": str(source)}),
@@ -104,6 +106,32 @@ def test_vllm_resumes_and_stops_at_the_models_stop_token(models: SimpleNamespace
     actual = answers_of(settings(vllm_python=PYTHON), models, model, tmp_path)
     assert actual[:3] + actual[4:] == own[:3] + own[4:] and actual[3] != own[3]
     assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.skipif(not PYTHON, reason="no ZEROLORA_VLLM_PYTHON, an interpreter with vLLM")
+def test_vllm_samples(models: SimpleNamespace, tmp_path: Path) -> None:
+    """Four starts of vLLM. Greedy answers are those of transformers; drawn ones differ and have the model's
+    probabilities, with the adapter as without; a larger n keeps the answers that are there."""
+
+    def drawn(folder: str, model: EvaluatedModel, work: str = "", **values: Any) -> list[dict[str, Any]]:
+        given = {"of": {"base": True}, "dataset": "rows", "max_new_tokens": 8, "engine": "vllm", "n": 1, **values}
+        made = SampleSettings.model_validate(given | {"vllm_python": PYTHON})
+        sample(made, "own", models.data, model, tmp_path / (work or f"{folder}-work"), tmp_path / folder, {})
+        return [json.loads(line) for line in (tmp_path / folder / "answers.jsonl").read_text().splitlines()]
+
+    adapted = EvaluatedModel(models.base, models.adapter)
+    greedy = drawn("greedy", adapted, temperature=0.0)
+    assert greedy == drawn("own", adapted, temperature=0.0, engine="transformers")
+    base = EvaluatedModel(models.base)
+    # Only the likeliest token is in a set of top_p that is this small.
+    assert drawn("top", base, temperature=1.0, top_p=1e-6) == drawn("own", base, temperature=0.0, engine="transformers")
+    letter = next(each for each in greedy[0]["text"] if each.isascii() and each.isalnum())
+    before, after = (drawn(str(n), base, "kept", n=n, stop=[letter]) for n in (2, 3))
+    assert [line for line in after if line["sample"] < 2] == before
+    assert all(line["text"] == line["text"].partition(letter)[0] for line in after)
+    assert any(line["ended"] for line in after) and len({line["text"] for line in after}) > len(after) // 2
+    counts = read_json(tmp_path / "3/sample.json", "")
+    assert counts["engine"].startswith("vllm") and counts["new_answers"] == len(after) - len(before)
 
 
 def _number_of(models: SimpleNamespace, token: str) -> int:

@@ -56,10 +56,12 @@ for seed in range(first, first + values.get("repeats", 1)):
 
 
 class Planted:
-    """A small project with code of its own, and harmless changes after its commit `good`."""
+    """A small project with code of its own in a folder of its repository, and harmless changes after its commit
+    `good`."""
 
     def __init__(self, folder: Path) -> None:
-        self.directory, self.script, self.runs = folder / "project", folder / "stand_in.py", folder / "runs"
+        self.directory, self.script = folder / "repository/project", folder / "stand_in.py"
+        self.runs = folder / "runs"
         folder.mkdir(exist_ok=True)
         self.script.write_text(STAND_IN)
         self.train: dict[str, Any] = {}
@@ -69,7 +71,7 @@ class Planted:
         self.write(".gitignore", "/work/\n/results/\n/model/\n__pycache__/\n")
         self.write("model/config.json", "{}")  # in no commit: the probes have it too
         self.write(TEMPLATE, PLAIN)
-        self.git("init", "--quiet", "--initial-branch", "main", ".")
+        self.git("init", "--quiet", "--initial-branch", "main", "..")
         write_rows(self.directory / "rows.json", 20)
         self.commit("good", **TINY_CONFIG["train"])
         self.git("branch", "good")
@@ -81,6 +83,7 @@ class Planted:
             "epsilon": 1e-7,
         }
         self.write("NOTES.md", "Notes.\n")
+        self.write("../beside.txt", "In no project.\n")
         rows = self.rows()
         self.write_rows([rows[1], rows[0], *rows[2:]])
         self.commit("settings, notes, order of rows", **further)
@@ -279,35 +282,27 @@ def test_what_cannot_be_bisected_is_said_in_one_line(
         assert "Plan: both revisions with 3 seeds (6 runs)" in said and planted.ran() == before
 
 
-def test_project_without_code_in_a_folder_of_a_repository(planted: Planted, tmp_path: Path) -> None:
+def test_project_without_code(planted: Planted, tmp_path: Path) -> None:
     """The installed package runs the probes. That dvc.lock has another version of it is said, since no probe has it."""
     lock = "stages:\n  train@default:\n    params:\n      results/settings/runs/default.json:\n        code.train: "
     planted.begin("whole", "good")
-    planted.git("rm", "-r", "--quiet", "--cached", "src")
-    repository, planted.directory = planted.directory, tmp_path / "repository/project"
-    (tmp_path / "repository").mkdir()
+    project, planted.directory = planted.directory, tmp_path / "project"
     try:
-        subprocess.run(["git", "init", "--quiet", ".."], cwd=_made(planted.directory), check=True)
         for path in ("rows.json", TEMPLATE, ".gitignore", "model/config.json"):
-            planted.write(path, (repository / path).read_text())
+            planted.write(path, (project / path).read_text())
+        planted.git("init", "--quiet", ".")
         planted.write("dvc.lock", f"{lock}one\n")
         planted.commit("good")
         planted.write("dvc.lock", f"{lock}two\n")
-        planted.write("../beside.txt", "In no project.\n")
         template(planted)
         planted.commit("bad", learning_rate=0.01)
         said = planted.bisect("HEAD~1", "HEAD", "--yes")
     finally:
-        planted.directory = repository
+        planted.directory = project
         planted.git("checkout", "--quiet", "--force", "harmless")
     assert f"{TEMPLATE} costs 0.2" in said
     assert "every probe runs the installed zerolora" in said
     assert "different versions of it, as dvc.lock says" in said
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 def test_rows_in_dvc_are_compared_and_its_cache_is_left_as_it_is(planted: Planted) -> None:
@@ -317,7 +312,7 @@ def test_rows_in_dvc_are_compared_and_its_cache_is_left_as_it_is(planted: Plante
         assert served("dvc", *arguments, directory=planted.directory).returncode == 0
 
     planted.begin("dvc-good", "good")
-    dvc("init", "--quiet")
+    dvc("init", "--quiet", "--subdir")
     planted.git("rm", "--quiet", "--cached", "rows.json")
     dvc("add", "--quiet", "rows.json")
     planted.commit("dvc")

@@ -3,11 +3,14 @@
 One run is trained, rebuilt once, and audited once; tampered originals are compared with that rebuild.
 """
 
+import contextlib
+import hashlib
 import json
 import math
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +23,14 @@ from hypothesis import strategies as st
 
 from zerolora import __version__
 from zerolora.files import read_json, sha256, write_json
+from zerolora.judge.endpoint import Endpoint, Service
 from zerolora.publish.record import RECORD
 from zerolora.rebuild import audit
 from zerolora.rebuild.explanation import other_settings
+from zerolora.rebuild.folder import environment, make_folder, run_command
 from zerolora.rebuild.original import original
 from zerolora.rebuild.rebuild import RESULT, Options, compare, rebuild
+from zerolora.rebuild.rebuilt_products import damaged
 from zerolora.train.checkpoint.format import read, write
 from zerolora.train.launch.stop_signals import STOPPED
 
@@ -93,6 +99,20 @@ def test_a_stranger_makes_the_same_bytes(project: Project, stranger: tuple[Path,
     assert "work/checkpoints/default/step-00000002.safetensors" in compared
     assert {"results/default/merged/model.safetensors", "results/default/metrics/evaluate.json"} <= compared
     assert found["machine"]["kernels"]
+
+
+def test_a_merged_push_is_the_same_run(project: Project, stranger: tuple[Path, str], tmp_path: Path) -> None:
+    """So the rebuild of the adapter has made all that is compared."""
+    merged, folder = tmp_path / "merged", stranger[0] / "work/rebuild/sums"
+    project.run("zerolora", "push", "--run", "default", "--what", "merged", "--to", str(merged))
+    was = original(str(merged), tmp_path)
+    assert compare(was, folder).verdict == "equal to the byte"
+    flip(merged / "model.safetensors")
+    (found,) = damaged(was)
+    assert (found.path, found.note) == (
+        "results/default/merged/model.safetensors",
+        "is not the file that the push lists",
+    )
 
 
 def test_a_push_has_neither_rows_nor_paths(project: Project, pushed: Path) -> None:
@@ -180,19 +200,27 @@ def test_other_kernels_may_differ_within_bounds(pushed: Path, stranger: tuple[Pa
     """The record is of another machine, on which losses were rounded in another way, a little or much."""
     folder = stranger[0] / "work/rebuild/sums"
 
-    def judged(name: str, factor: float, machine: str = "another") -> Any:
+    def digest(text: str) -> str:
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def judged(name: str, factor: float, machine: str = "another", **more: Any) -> Any:
         record = read_json(pushed / RECORD, "test")
         contents, outputs = record["contents"], record["receipts"]["train@default"]["outputs"]
         losses = "results/default/metrics/loss.csv"
+        evaluated = "results/default/metrics/evaluate.json"
         header, *rows = contents[losses].splitlines()
         cells = [row.split(",") for row in rows]
         changed = [",".join([step, str(float(loss) * factor), *rest]) for step, loss, *rest in cells]
         contents[losses] = "\n".join([header, *changed]) + "\n"
-        outputs[losses] = "0" * 64
+        outputs[losses] = digest(contents[losses])
+        others = json.loads(contents[evaluated]) | more
+        contents[evaluated] = json.dumps(others)
+        record["receipts"]["evaluate@default"]["outputs"][evaluated] = digest(contents[evaluated])
         resources = "results/default/metrics/train_resources.json"
         figures = json.loads(contents[resources])
         figures["machine"]["processor"] = machine if machine == "another" else figures["machine"]["processor"]
         contents[resources] = json.dumps(figures)
+        outputs[resources] = digest(contents[resources])
         return compare(original(str(tampered(pushed, tmp_path / name, **record)), tmp_path), folder)
 
     within = judged("within", 1 + 1e-6)
@@ -202,6 +230,10 @@ def test_other_kernels_may_differ_within_bounds(pushed: Path, stranger: tuple[Pa
     assert any("the canary's tolerance of a loss, 0.0001" in str(bound) for bound in within.bounds)
     assert judged("beyond", 1 + 1e-3).verdict == "different"
     assert judged("same", 1 + 1e-6, machine="same").verdict == "different"
+    # Each figure that differs has a bound, also one that nobody thought of, and none is infinite.
+    assert judged("figure", 1 + 1e-6, bits_per_byte=99.0).verdict == "different"
+    assert judged("new", 1 + 1e-6, something=1.0).verdict == "different"
+    assert judged("endless", 1 + 1e-6, loss=math.inf).verdict == "different"
 
 
 def test_a_setting_that_was_not_trained_with_is_named_before_training(
@@ -262,8 +294,13 @@ def test_an_audit_finds_a_tampered_segment(project: Project, tmp_path: Path) -> 
     assert result.returncode == 0, result.stdout + result.stderr
     last = result.stdout.splitlines()[-1]
     assert last.startswith(
-        f"equal to the byte: 1 of 2 segments, drawn by seed {seed}, end in the recorded checkpoints; such an"
+        f"equal in the audited segments: 1 of 2 segments, 50% of the steps, drawn by seed {seed}, end in the recorded "
+        "checkpoints; such an"
     )
+    (found,) = copy.directory.glob(f"work/rebuild/*/{RESULT}")
+    assert read_json(found, "test")["audit"] == {
+        "seed": int(seed), "drawn": [[1, 2]], "of": 2, "share_of_steps": 0.5,
+    }  # fmt: skip
     assert "one tampered segment with a probability of 50%, and one of 2 with 100%" in last
     (path,) = copy.directory.glob("work/checkpoints/default/*/step-00000002.safetensors")
     state, manifest = read(path)
@@ -278,6 +315,99 @@ def test_an_audit_finds_a_tampered_segment(project: Project, tmp_path: Path) -> 
     result = copy.run(*command, check=False)
     assert result.returncode == 1
     assert "step-00000002.safetensors is damaged: " in result.stdout.splitlines()[-1]
+
+
+def test_a_project_in_a_folder_of_its_repository_is_cloned_with_it(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "all/models/sums"
+    place.parent.mkdir(parents=True)
+    subprocess.run(["cp", "-a", str(project.directory), str(place)], check=True)
+    shutil.rmtree(place / ".git")
+    subprocess.run(["git", "init", "--quiet", str(tmp_path / "all")], check=True)
+    Project(place).commit("all")
+    (place / "config/config.yaml").write_text((place / "config/config.yaml").read_text() + "# edited\n")
+    monkeypatch.setenv("GIT_DIR", str(project.directory / ".git"))  # as in a hook of another repository
+    with contextlib.chdir(place):
+        was = original("default", tmp_path)
+        make_folder(was, tmp_path / "rebuild", ())
+    made = tmp_path / "rebuild" / was.prefix
+    assert made == tmp_path / "rebuild/models/sums"
+    for name in ("config/config.yaml", "rows.json", "model/config.json"):
+        assert sha256(made / name) == sha256(place / name)
+    assert not (made / "dvc.yaml").exists() and not (made / "results").exists()
+
+
+def test_a_served_model_is_not_asked_again(pushed: Path, here: Path, tmp_path: Path) -> None:
+    """Its replies are brought, or nothing is run."""
+    receipts = read_json(pushed / RECORD, "test")["receipts"]
+    settings = {"of": {"served": {"address": "http://localhost:1/v1", "model": "large"}}}
+    answers = "results/samples/asked/answers.jsonl"
+    receipts["sample@asked"] = {
+        "params": {"settings": json.dumps(settings)},
+        "inputs": {},
+        "outputs": dict.fromkeys((answers, "results/samples/asked/manifest.json"), "0" * 64),
+    }
+    receipts["prepare@rows"]["inputs"][answers] = "0" * 64
+    was = original(str(tampered(pushed, tmp_path / "asked", receipts=receipts)), tmp_path)
+    given = (here / "rows.json", here / "model")
+    assert refusal(make_folder, was, tmp_path / "rebuild", given) == (
+        "work/samples/asked/served.jsonl: sample@asked asked a served model, which is not asked again, and the file of "
+        "its replies is not here; pass --rows with it"
+    )
+    replies = tmp_path / "replies.jsonl"
+    replies.write_text('{"key": "a", "messages": []}\n')
+    make_folder(was, tmp_path / "rebuild", (*given, replies))
+    assert (tmp_path / "rebuild/work/samples/asked/served.jsonl").read_text() == replies.read_text()
+    service = Service("samples.asked.of.served", "address", "http://localhost:1/v1", "large", None, "docs/sampling.md")
+    assert refusal(Endpoint, service, {}, environment(was, tmp_path / "rebuild")).startswith(
+        "samples.asked.of.served: would ask http://localhost:1/v1 again, which a rebuild never does; pass --rows with"
+    )
+
+
+def test_a_push_runs_none_of_its_files(pushed: Path, stranger: tuple[Path, str], tmp_path: Path) -> None:
+    """A module of Python in its folder is not imported in place of the package's."""
+    was = original(str(pushed), tmp_path)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "zerolora.py").write_text("raise SystemExit('imported')\n")
+    command = [sys.executable, "-m", "zerolora", "--version"]
+    run_command(was, folder, command, "it failed")
+    assert subprocess.run(command, cwd=folder, check=False, capture_output=True).returncode != 0
+
+
+def test_a_forged_record_is_one_line(here: Path, pushed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options and programs for paths, products that are not compared, figures that nobody computed, files of others."""
+
+    def refused(source: str, **options: Any) -> str:
+        return refusal(rebuild, source, Options(**{"output": tmp_path / "output"} | options))
+
+    monkeypatch.chdir(tmp_path)
+    rows = here / "rows.json"
+    for name, group, path, why in (
+        ("option", "inputs", "--snakefile=rows.json", "is no path of a file in a project"),
+        ("above", "outputs", "../away", "is no path of a file in a project"),
+    ):
+        receipts = receipts_with(pushed, "train@default", group, path, "0" * 64)
+        assert why in refused(str(tampered(pushed, tmp_path / name, **receipts)))
+    for name, key, value in (("names", "names", "--names a=b --x"), ("device", "device", "cpu; rm")):
+        receipts = receipts_with(pushed, "train@default", "params", key, value)
+        assert "which no rule passes" in refused(str(tampered(pushed, tmp_path / name, **receipts)))
+    assert "has no text to have a path in" in refused(str(tampered(pushed, tmp_path / "whole", with_paths=[ADAPTER])))
+    other = {**read_json(pushed / RECORD, "test")["contents"], "results/default/metrics/loss.csv": "step,loss\n"}
+    table = str(tampered(pushed, tmp_path / "table", contents=other))
+    assert "loss.csv is not what its receipt lists" in refused(table)
+    receipts = read_json(pushed / RECORD, "test")["receipts"]
+    del receipts["train@default"]["outputs"][ADAPTER]
+    assert refused(str(tampered(pushed, tmp_path / "unmade", receipts=receipts))).endswith(
+        "has adapter_model.safetensors, which no stage of its record made; push it again"
+    )
+    config = read_json(pushed / RECORD, "test")["config"]
+    config["prepare"]["rows"]["path"] = str(rows)
+    outside = str(tampered(pushed, tmp_path / "outside", config=config))
+    line = refused(outside, given=(here / "rows.json", here / "model"))
+    assert f"its config names {str(rows)!r}, a path of this machine" in line
+    assert not (tmp_path / "output").exists()
 
 
 def test_what_cannot_be_rebuilt_is_one_line(
@@ -332,9 +462,9 @@ def test_what_cannot_be_rebuilt_is_one_line(
     )
     files = {"config/tasks/../../away": ""}
     code = str(tampered(pushed, tmp_path / "away", files=files))
-    assert (
-        refused(code) == f"{code}: its record has the file config/tasks/../../away, which is none of a config's files"
-    )
+    assert "'config/tasks/../../away' is no path of a file in a project" in refused(code)
+    code = str(tampered(pushed, tmp_path / "elsewhere", files={"src/away": ""}))
+    assert refused(code) == f"{code}: its record has the file src/away, which is none of a config's files"
     (broken := shutil.copytree(pushed, tmp_path / "broken") / RECORD).write_text('{"format": 2}')
     assert refused(str(broken.parent)).startswith(f"{broken}: ")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 2048))

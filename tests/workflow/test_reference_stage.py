@@ -120,9 +120,12 @@ def test_damaged_reference_is_one_line(project: Project) -> None:
                "--logs", "work/logs", "--reference", "results/dpo/reference")  # fmt: skip
     refused = project.run(*command, check=False)
     assert refused.returncode and "results/dpo/reference" in refused.stderr  # its hash is another
+    named = json.dumps(settings | {"dpo": {**settings["dpo"], "reference": "taught-alpha0_5"}})
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"] = {name: describe(folder)[name] for name in manifest["files"]}
     (folder / "manifest.json").write_text(json.dumps(manifest))
+    other = project.run(*command[:4], named, *command[5:], check=False)
+    assert other.returncode and "under the base model, and the run compares with taught-alpha0_5; run" in other.stderr
     refused = project.run(*command, check=False)
     lines = [line for line in refused.stderr.splitlines() if "log-probabilities" in line]
     assert refused.returncode and any("than the stage reference: they differ by" in line for line in lines)

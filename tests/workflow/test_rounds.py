@@ -1,4 +1,5 @@
-"""Two rounds of sampling, selecting and training: one graph for both engines, and what each edit runs again.
+"""Two rounds of sampling, selecting and training, those of a recipe: one graph for both engines, and what each edit
+runs again.
 
 It takes some twenty seconds, the time of three small runs: nothing shorter shows that a round begins with the last.
 """
@@ -8,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Project
+import yaml
+from conftest import ROOT, Project
 from engines import (
     Asker,
     dvc_changed,
@@ -34,14 +36,14 @@ def judge(row: Row, answer: str) -> Judgement:
 
 TASK = Task(name="even", rule="its length is even", judge=judge, example=TaskExample("a?", "b", "bb", "b"))
 """
-ROUNDS = {
+RECIPE = "config/recipes/llama-3.1-8b-rounds-8x80gb/config.yaml"
+TINY: dict[str, Any] = {
     "of": "default",
-    "rounds": 2,
-    # The model is random: one of these letters ends an answer of it soon.
-    "samples": {"n": 8, "max_new_tokens": 24, "stop": [*"aeiorstn "]},
-    "selections": {"check": CHECK, "keep": "pairs", "most": 2},
-    "train": {"max_steps": 1, "objective": "dpo", "dpo": {"reference": "default"}},
-}
+    # The model is random: one of these letters ends an answer of it soon, and few answers are whole texts.
+    "samples.n": 40, "samples.stop": [*"aeiorstn "], "samples.max_new_tokens": 24, "samples.ranks": 1,
+    "selections.check": CHECK, "train.global_batch": 2, "train.max_steps": 1, "train.dpo.reference": "default",
+}  # fmt: skip
+"""What the recipe's rounds have otherwise here."""
 ONE, TWO = "own-round1", "own-round2"
 BOTH = {f"select@{ONE}", f"select@{TWO}"}
 
@@ -51,7 +53,9 @@ def finished(make_project: Callable[[str], Project]) -> Project:
     """Return a project whose rounds snakemake has finished and DVC has recorded."""
     project = make_project("rounds")
     (project.directory / CHECK).write_text(TASK)
-    edit_config(project, **{"rounds": {"own": json.loads(json.dumps(ROUNDS))}})
+    rounds = yaml.safe_load((ROOT / RECIPE).read_text(encoding="utf-8"))["rounds"]
+    edit_config(project, rounds=rounds, **{f"rounds.own.{key}": value for key, value in TINY.items()})
+    assert rounds["own"]["rounds"] == 2
     ran = snakemake_ran(project)
     of_round = {
         f"{stage}@{name}" for stage in ("sample", "select", "prepare", "reference", "train") for name in (ONE, TWO)
@@ -87,6 +91,23 @@ def test_held_out_rows_are_those_of_the_first_data_set(finished: Project) -> Non
         assert len(open_table(data / name, "validation")) == 0  # texts, and no pairs
     asked = {*open_table(data / "rows", "test")["question"].to_pylist()}
     assert asked.isdisjoint(row["prompt"][0]["content"] for row in _lines(finished, f"selections/{ONE}/rows.jsonl"))
+
+
+def test_a_round_is_rebuilt_with_what_it_is_made_of(finished: Project) -> None:
+    """At a revision, with results from DVC's cache, while the rows and a setting are others now. (It makes the first
+    run again, its answers and the rows selected from them.)"""
+    finished.commit("finished")
+    rows, learning_rate = (finished.directory / "rows.json").read_text(), finished.config["train"]["learning_rate"]
+    (finished.directory / "rows.json").write_text("[]")
+    edit_config(finished, **{"train.learning_rate": 1.0})
+    result = finished.run("zerolora", "rebuild", f"{ONE}@HEAD", "--output", "work/rebuilt", check=False)
+    (finished.directory / "rows.json").write_text(rows)
+    edit_config(finished, **{"train.learning_rate": learning_rate})
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.splitlines()[-1] == "equal to the byte"
+    found = json.loads((finished.directory / "work/rebuilt/rebuild.json").read_text())["products"]
+    stages = {f"{stage}@{ONE}" for stage in ("sample", "select", "prepare", "reference", "train", "evaluate")}
+    assert {"train@default", *stages} <= {each["stage"] for each in found if each["equal"]}
 
 
 EDITS: dict[str, tuple[dict[str, Any], set[str]]] = {
@@ -142,9 +163,24 @@ def test_each_edit_changes_the_stages_that_read_it(finished: Project) -> None:
 
 
 def test_select_runs_again_without_the_sample(finished: Project) -> None:
-    """With the same rows nothing after it runs: here a limit that no answer reaches."""
-    edit_config(finished, **{"rounds.own.selections.max_answer_length": 1000})
-    assert dvc_ran(finished) == {"resolve", *BOTH}
+    """With the same rows nothing after it runs: here a limit that no answer reaches. Nor does it with the same answers,
+    of which none is made again: here in other batches."""
+    edit_config(finished, **{"rounds.own.selections.max_answer_length": 1000, "rounds.own.samples.batch": 7})
+    assert dvc_ran(finished) == {"resolve", f"sample@{ONE}", f"sample@{TWO}", *BOTH}
+    assert json.loads((finished.directory / f"results/samples/{TWO}/sample.json").read_text())["new_answers"] == 0
     assert snakemake_would_run(finished) == set()
-    edit_config(finished, **{"rounds.own.samples.n": 9})
+    edit_config(finished, **{"rounds.own.samples.n": 41})
     assert f"sample@{ONE}" in snakemake_would_run(finished) and "train@default" not in snakemake_would_run(finished)
+
+
+def test_a_new_task_selects_again_and_its_prompt_becomes_no_row(finished: Project) -> None:
+    edit_config(finished, **{"rounds.own.samples.n": 40})
+    rows = f"selections/{ONE}/rows.jsonl"
+    (question, *_), others = (each["content"] for each in _lines(finished, rows)[0]["prompt"]), _lines(finished, rows)
+    (finished.directory / "asked.json").write_text(json.dumps([{"instruction": question.upper(), "output": "1"}]))
+    edit_config(finished, **{"tasks": {"rows": {"same": {"path": "asked.json"}}}})
+    again = {"resolve", "task_rows@same", "held_out@task-same", f"select@{ONE}"}
+    assert snakemake_ran(finished, f"results/selections/{ONE}/manifest.json") == again
+    assert _lines(finished, rows) == [row for row in others if row["prompt"][0]["content"] != question]
+    changed = dvc_changed(finished)
+    assert f"prepare@{ONE}" in changed and not changed & {*again, f"sample@{ONE}"}

@@ -141,6 +141,7 @@ class Jobs:
             "target": list(TARGETS),
             "sample": list(resolved.samples),
             "selection": list(resolved.selections),
+            "questions": list(resolved.held_out),
         }
 
     def constraints(self) -> dict[str, str]:
@@ -383,6 +384,9 @@ class Job:
         names = {"run": self.run, "dataset": self.dataset, **models, **shared, **self._wildcards}
         if self._sample:  # whose model may be of no run
             names |= {"sample": self._sample_name, "run": self._sample.of.run or ""}
+        if "questions" in self._wildcards:
+            source = self._jobs.resolved.held_out[self._wildcards["questions"]]
+            names |= {"dataset": source.dataset or "", "task": source.task or ""}
         return names
 
     def names_option(self, stage: str) -> str:
@@ -424,6 +428,13 @@ class Job:
     def task_rows(self) -> list[str]:
         """File of a task's rows; tasks of lm-evaluation-harness have none."""
         return [f"results/tasks/{self._wildcards['task']}.jsonl"] if self._rows else []
+
+    @property
+    def evaluated(self) -> list[str]:
+        """What its questions are of: a data set's manifest, or a task's rows; the harness has those of its own."""
+        data, task = (self.names[kind] for kind in ("dataset", "task"))
+        files = {f"results/data/{data}/{MANIFEST}": data, f"results/tasks/{task}.jsonl": task}
+        return [path for path, name in files.items() if name]
 
     @property
     def validation_tasks(self) -> list[str]:

@@ -50,8 +50,8 @@ def commit_of(revision: str) -> str:
 
 def uncommitted() -> list[str]:
     """Return the tracked files with changes that are in no commit."""
-    entries = git("status", "--porcelain", "-z", "--untracked-files=no", "--", ".").decode().split("\0")
-    return [entry[3:] for entry in entries if len(entry) > 3]
+    output = git("diff", "--relative", "--no-renames", "--name-only", "-z", "HEAD", "--", ".")
+    return list(filter(None, output.decode().split("\0")))
 
 
 def files_at(commit: str) -> set[str]:
@@ -92,9 +92,15 @@ def content_at(commit: str, path: str) -> bytes | None:
     from dvc.exceptions import DvcException
 
     try:
-        return bytes(read(path, repo=".", rev=commit, mode="rb"))
+        # Of a revision, DVC takes paths from git's root.
+        return bytes(read(_prefix() + path, repo=".", rev=commit, mode="rb"))
     except (DvcException, OSError) as error:
         raise UserError(f"{path} at {commit[:8]}: {' '.join(str(error).split())}; bring it with `dvc pull`") from None
+
+
+def _prefix() -> str:
+    """Return the path of this directory from git's root, with a slash at its end; empty if it is the root."""
+    return git("rev-parse", "--show-prefix").decode().removesuffix("\n")
 
 
 class Clone:
@@ -102,9 +108,8 @@ class Clone:
 
     def __init__(self, folder: Path, good: str) -> None:
         """Make the clone in `folder`, unless it is there."""
-        self.prefix = git("rev-parse", "--show-prefix").decode().strip()
         self.root = folder.absolute()
-        self.project = self.root / self.prefix
+        self.project = self.root / _prefix()
         top = Path(git("rev-parse", "--show-toplevel").decode().strip())
         if not (self.root / ".git").is_dir():
             shutil.rmtree(self.root, ignore_errors=True)

@@ -24,6 +24,7 @@ Key = tuple[str, ...]
 Values = dict[Key, Any]
 DATASET: Key = ("dataset",)
 SEED: Key = ("train", "seed")
+START: Key = ("train", "from_adapter")
 OWNERS = ("runs", "continued", "grids", "searches")
 PARENT = "results/"
 """Start of the adapter of another run, in train.from_adapter."""
@@ -73,10 +74,12 @@ def nested(values: Values, run: str, repeats: int) -> str:
         for part in key[:-1]:
             section = section.setdefault(part, {})
         section[key[-1]] = value
-    dataset = result.pop(*DATASET)
+    own = {"dataset": result.pop(*DATASET), **({"repeats": repeats} if repeats > 1 else {})}
     for name in ("fetch", "prepare"):
         result.setdefault(name, {})
-    result["runs"] = {run: {"dataset": dataset, **({"repeats": repeats} if repeats > 1 else {})}}
+    if START in values:  # is allowed there alone
+        own["train"] = {START[1]: result["train"].pop(START[1])}
+    result["continued" if START in values else "runs"] = {run: own}
     return yaml.safe_dump(result, sort_keys=False, allow_unicode=True)
 
 

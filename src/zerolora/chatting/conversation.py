@@ -26,6 +26,7 @@ from zerolora.files import MANIFEST, read_object
 from zerolora.log import escaped
 from zerolora.machine import cpu_matmul
 from zerolora.model import added_tokens, foreign
+from zerolora.model.answer_text import AnswerTexts
 from zerolora.model.manifest import check_same_base, is_merged, located
 from zerolora.publish.finished import CONFIG, MODELS, RESULTS
 
@@ -57,6 +58,7 @@ class ChatModel:
             model.merged or model.base, model.torch_device, added_tokens.of_data(data), model.loaded_adapter
         )
         self.stops = stops_of(model, self.model, self.tokenizer, data)
+        self.texts = AnswerTexts(self.tokenizer, self.stops)
         self.longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.messages: list[Message] = []
 
@@ -73,7 +75,7 @@ class ChatModel:
                 f"the conversation has {len(prompt):,} tokens, and the model takes {self.longest:,} with "
                 f"{self.limit:,} of an answer; type {NEW}"
             )
-        written = TokenByToken(self._text, write)
+        written = TokenByToken(self.texts.text, write)
         token = written.token if live else None
         padding = self.tokenizer.pad_token_id
         try:
@@ -84,10 +86,6 @@ class ChatModel:
                 raise
             text = written.text
         self.messages = [*asked, {"role": "assistant", "content": text}]
-
-    def _text(self, tokens: list[int]) -> str:
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
 
     def _prompt(self, messages: list[Message]) -> list[int]:
         """Return the tokens before the answer to the last message."""

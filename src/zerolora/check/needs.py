@@ -9,14 +9,16 @@ from zerolora.config.resolve import resolve
 from zerolora.config.schema import Config
 from zerolora.config.settings import HardwareSettings, RenderSettings, RunSettings
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST, canonical
+from zerolora.files import MANIFEST, canonical, read_object
 from zerolora.memory.estimate import training_spec
 from zerolora.memory.predict import disk
+from zerolora.memory.states import BYTES
 from zerolora.memory.training_spec import RowStatistics
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import ModelSpec, with_rows
 from zerolora.planner.machine_limits import strategy_of, uncompiled, uninstalled, uses_kernels, without_launchers
 from zerolora.strategies import STRATEGIES
+from zerolora.train.objectives import OBJECTIVES
 
 ROWS = RowStatistics(
     packing=False,
@@ -71,6 +73,8 @@ class Needs:
     """Bytes that unfinished runs will write, by folder."""
     unknown: tuple[str, ...]
     """Models whose size is unknown until they are fetched."""
+    unprepared: tuple[str, ...]
+    """Data sets on which a teacher's probabilities have no size until they are prepared."""
 
 
 def needs_of(config: Config) -> Needs:
@@ -78,6 +82,9 @@ def needs_of(config: Config) -> Needs:
     runs = resolve(config).runs
     planned = [run.render for run in runs.values()]
     written, unknown = _written(config, runs)
+    of_teachers, unprepared = _taught(runs)
+    for folder in ("results", ".dvc/cache") if of_teachers else ():
+        written[folder] = written.get(folder, 0) + of_teachers
     return Needs(
         gpus=_gpus(planned),
         hardware=tuple({canonical(each.hardware.model_dump()): each.hardware for each in _on_gpus(planned)}.values()),
@@ -87,6 +94,7 @@ def needs_of(config: Config) -> Needs:
         uninstalled={package: why for each in planned for package, why in uninstalled(each).items()},
         written=written,
         unknown=unknown,
+        unprepared=unprepared,
     )
 
 
@@ -124,15 +132,22 @@ def _compiling(planned: Iterable[RenderSettings]) -> Iterable[Compiling]:
 def _written(config: Config, runs: Mapping[str, RunSettings]) -> tuple[dict[str, int], tuple[str, ...]]:
     """Return the bytes that unfinished runs will write by folder, and the models of unknown size."""
     written = dict.fromkeys(("results", "work", WEIGHT_STORE, ".dvc/cache"), 0)
-    specs = {name: _spec(config, name) for name in {each.model for each in config.prepare.values()}}
+    teachers = {run.teacher.model for run in runs.values() if run.teacher}
+    specs = {name: _spec(config, name) for name in {each.model for each in config.prepare.values()} | teachers}
     local = set(config.fetch.directory)
     used: set[str] = set()
+    unfetched: dict[str, int] = {}
     terms: dict[str, dict[str, int]] = {}
     for name, run in runs.items():
         if run.dataset not in config.prepare or Path("results", name, "adapter", MANIFEST).is_file():
             continue
         model = config.prepare[run.dataset].model
         used.add(model)
+        if run.teacher and not _is_computed(run):
+            used.add(run.teacher.model)
+            if teacher := specs[run.teacher.model]:
+                size = teacher.stored_bytes or teacher.parameters * BYTES[run.teacher.precision]
+                unfetched[run.teacher.model] = max(size, unfetched.get(run.teacher.model, 0))
         spec = specs[model]
         if spec is None:
             continue
@@ -145,10 +160,32 @@ def _written(config: Config, runs: Mapping[str, RunSettings]) -> tuple[dict[str,
         written["work"] += bytes_["checkpoints"] + (0 if run.merge.version else bytes_["merged"])
         if run.render.nvme and bytes_["nvme"]:
             written[run.render.nvme] = max(written.get(run.render.nvme, 0), bytes_["nvme"])
-        if model not in local and not Path("resources/weights", model).is_dir():
-            written[WEIGHT_STORE] = max(written[WEIGHT_STORE], bytes_["model"])
+        unfetched[model] = max(bytes_["model"], unfetched.get(model, 0))
+    here = local | {model for model in unfetched if Path("resources/weights", model).is_dir()}
+    written[WEIGHT_STORE] = sum(size for model, size in unfetched.items() if model not in here)
     unknown = sorted(model for model in used if specs[model] is None)
     return {folder: size for folder, size in written.items() if size}, tuple(unknown)
+
+
+def _taught(runs: Mapping[str, RunSettings]) -> tuple[int, tuple[str, ...]]:
+    """Return the bytes of the teachers' probabilities that are still to be computed, once for all runs that share them,
+    and the data sets of which they are unknown."""
+    size, unprepared = 0, set()
+    shared = {run.taught: run for run in runs.values() if run.teacher and not _is_computed(run)}
+    for run in shared.values():
+        assert run.teacher
+        stats = Path("results/data", run.dataset, "stats.json")
+        if not stats.is_file():
+            unprepared.add(run.dataset)
+            continue
+        counts = read_object(stats, "zerolora stage prepare")
+        tokens = sum(counts[f"{split}_supervised_tokens"] for split in ("train", "validation"))
+        size += OBJECTIVES[run.train.objective].configured({"top_k": run.teacher.top_k}).row_bytes(tokens)
+    return size, tuple(sorted(unprepared))
+
+
+def _is_computed(run: RunSettings) -> bool:
+    return Path("results", run.taught, "teacher", MANIFEST).is_file()
 
 
 def _spec(config: Config, model: str) -> ModelSpec | None:

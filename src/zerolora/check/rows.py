@@ -182,11 +182,11 @@ def _disks(machine: Machine, needs: "Needs | None") -> Iterator[Check]:
             yield Check("disk", "right", here)
             continue
         needed = sum(size for folder, size in needs.written.items() if folder in disk.folders)
-        unknown = needs.unknown if {"work", "results"} & {*disk.folders} else ()
-        text = gib(needed) if needed or not unknown else ""
-        if unknown:
-            text = f"{text} and " if text else ""
-            text += f"{_some(unknown)}, known once fetched"
+        ours = {"work", "results"} & {*disk.folders}
+        unknown = [f"{_some(needs.unknown)}, known once fetched"] if needs.unknown and ours else []
+        if needs.unprepared and ours:
+            unknown.append(f"a teacher's probabilities on {_some(needs.unprepared)}, known once prepared")
+        text = " and ".join([*([gib(needed)] if needed or not unknown else []), *unknown])
         if needed > disk.free:
             remedy = f"{gib(needed - disk.free)} short; free some, or put these folders on a larger disk"
             yield Check("disk", "missing", here, text, remedy)

@@ -88,6 +88,9 @@ def _resolved_names(names: Mapping[str, str]) -> dict[str, str]:
     """Return the names of a run, or of the first one that has the shared output; those of a sample; the model of a data
     set."""
     found: dict[str, str] = {}
+    if questions := names.get("questions"):
+        settings = _read(RESULTS / "config.json", "held_out", questions)
+        return {"dataset": settings.get("dataset") or "", "task": settings.get("task") or ""}
     sample = names.get("sample")
     if selection := names.get("selection"):
         sample = _read(RESULTS / "config.json", "selections", selection)["samples"]

@@ -209,11 +209,12 @@ def train(
 ) -> None:
     """Train the adapter with one or more ranks, or as a task of a Slurm job. Resumes from the last checkpoint."""
     from zerolora.check.check_table import log_machine
+    from zerolora.config.objective_sections import WithReference
     from zerolora.config.settings import TrainSettings
     from zerolora.files import canonical
     from zerolora.methods.registry import TRAINABLE
     from zerolora.model.manifest import check_intact
-    from zerolora.train.beginning import check_beginning
+    from zerolora.train.beginning import check_beginning, check_reference_model
     from zerolora.train.launch.canary import compare_first_steps
     from zerolora.train.launch.launcher import launch
     from zerolora.train.launch.topology import topology, with_secret
@@ -239,6 +240,9 @@ def train(
     }
     if reference:
         check_intact(reference, "zerolora stage reference")
+        section = getattr(checked, checked.objective, None)
+        if isinstance(section, WithReference):
+            check_reference_model(reference, section.reference, checked.from_adapter, weights)
         paths["reference"] = reference
     if teacher:
         check_intact(teacher, "zerolora stage teacher")
@@ -387,11 +391,20 @@ def judge(
     stage(_typed(JudgeSettings, settings), data, base, tuned, adapter, work, output, os.environ, device)
 
 
+def held_out(settings: Settings, output: Path, data: Path | None = None, rows: Path | None = None) -> None:
+    """Collect the questions that runs are evaluated with, to none of which an answer is selected."""
+    from zerolora.config.settings import HeldOutSettings
+    from zerolora.select.held_out import held_out as stage
+
+    stage(output, data, rows, _typed(HeldOutSettings, settings).harness)
+
+
 def select(
     settings: Settings,
     selection: str,
     data: Path,
     samples: Path,
+    questions: Path,
     output: Path,
     work: Path,
     ask_judge: bool = False,
@@ -401,7 +414,7 @@ def select(
     from zerolora.select.select import select as stage
 
     checked = _typed(SelectSettings, settings)
-    stage(checked, selection, data, samples, work, output, os.environ if ask_judge else None)
+    stage(checked, selection, data, samples, questions, work, output, os.environ if ask_judge else None)
 
 
 def export_target(

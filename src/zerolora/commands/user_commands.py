@@ -450,7 +450,10 @@ def rebuild(
     audit: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Make only a share of the training's segments again.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed by which --audit draws the segments.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Seed by which --audit draws segments. Default: a random one.", show_default=False),
+    ] = None,
     rows: Annotated[list[Path] | None, typer.Option(help="File or directory with the pinned rows; repeatable.")] = None,
     model: Annotated[
         Path | None, typer.Option(help="Directory of the pinned base model, if it was a local one.")

@@ -109,6 +109,7 @@ def codes_of_today(resolved: Resolved, known: Fingerprints) -> Codes:
         "task": tasks,
         # Another model's answers are decided by no entry; `select` checks them.
         "sample": {name: {"evaluate.tasks": set(), "methods": set()} for name in resolved.samples},
+        "held_out": {name: {} for name in resolved.held_out},
         "select": {name: chosen_by_check(each) for name, each in resolved.selections.items()},
         **{stage: {name: {} for name in getattr(resolved, stage)} for stage in STAGES if stage.startswith("fetch")},
     }

@@ -284,10 +284,11 @@ def unused_downloads(config: Config) -> Iterable[Fault]:
 
 
 def unused_data_sets(config: Config) -> Iterable[Fault]:
-    """Yield data sets that no run or search is trained on, and whose prompts no sample asks."""
-    used = {run.dataset for run in config.all_runs.values()}
+    """Yield data sets that no run or search is trained on, whose prompts no sample asks, and that no selection is
+    compared with."""
+    used = {*config.used_data}
     used |= {name for search in config.searches.values() for name in datasets_of(search)}
-    used |= config.sampled_data | {data.held_out for data in config.prepare.values() if data.held_out}
+    used |= {data.held_out for data in config.prepare.values() if data.held_out}
     for name in config.prepare:
         if name not in used:
             text = "no run or sample uses this data set; name it in the dataset of one, in held_out, or remove it"

@@ -18,6 +18,7 @@ from zerolora.config import schema
 from zerolora.config import settings as stages
 from zerolora.config.code import Codes, kept_stages
 from zerolora.config.compared import compared
+from zerolora.config.evaluated_questions import evaluated_questions, own_questions
 from zerolora.config.grids import SEED, SHARED_STAGES
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.objective_sections import ObjectiveSections
@@ -123,6 +124,7 @@ def _resolve(config: Config) -> Resolved:
         },
         samples={name: _sample(config, name) for name in config.samples},
         selections={name: _selection(config, name) for name in config.selections},
+        held_out=evaluated_questions(config),
         judge=config.judge,
         runs={name: stages_of(config, name) for name in config.all_runs},
         compare=stages.CompareSettings(runs=_compared(config)),
@@ -263,8 +265,10 @@ def _sample(config: Config, name: str) -> stages.SampleSettings:
 def _selection(config: Config, name: str) -> stages.SelectSettings:
     """Return the settings of a selection: without a check of its own, with that of the data set that was sampled."""
     section = config.selections[name]
-    data = config.prepare.get(config.prompts_of(section.samples)) if section.samples in config.samples else None
-    own = section.model_dump(exclude={*CHECK})
+    asked = config.prompts_of(section.samples) if section.samples in config.samples else ""
+    data = config.prepare.get(asked)
+    compared_with = {"held_out": [*evaluated_questions(config)], "not_asked": own_questions(config, asked)}
+    own = section.model_dump(exclude={*CHECK}) | compared_with
     if section.check == JUDGE:
         unread = {key: schema.Judge.model_fields[key].default for key in ("questions", "max_new_tokens", "seed")}
         return stages.SelectSettings(**own, check=JUDGE, judge=config.judge.model_copy(update=unread))

@@ -9,6 +9,9 @@ run `default` and continues its adapter; round 2 does so with own-round1. No loo
 
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
+from zerolora.config.schema import Rounds
 from zerolora.config.values import RUN_SECTIONS
 
 OF_FILES = ("path", "format", "columns", "roles", "ignore", "classes", "where", "better", "undecided", "sources",
@@ -28,20 +31,15 @@ class RoundEntry(NamedTuple):
 
 def entries_of(name: str, section: Values, config: Values) -> list[RoundEntry]:
     """Return the entries of an entry of `rounds`, none if it is invalid, which the config's own check reports."""
-    first, count = section.get("of"), section.get("rounds")
+    first = section.get("of")
     run = next((each for owner in ("runs", "continued") for key, each in _entries(config, owner) if key == first), None)
     data = dict(_entries(config, "prepare")).get(str(run.get("dataset"))) if run else None
-    parts = {key: section.get(key, {}) for key in ("samples", "selections", "prepare", *RUN_SECTIONS)}
-    if (
-        run is None
-        or data is None
-        or not isinstance(count, int)
-        or any(not isinstance(each, dict) for each in parts.values())
-    ):
+    if run is None or data is None or not _is_valid(section):
         return []
+    parts = {key: section.get(key) or {} for key in ("samples", "selections", "prepare", *RUN_SECTIONS)}
     asked, previous, result = str(run["dataset"]), str(first), []
     kept = {key: value for key, value in data.items() if key not in OF_FILES}
-    for number in range(1, count + 1):
+    for number in range(1, section["rounds"] + 1):
         own, here = f"{name}-round{number}", ("rounds", name)
         prepared = {**kept, "selections": [own], "held_out": data.get("held_out", asked), **parts["prepare"]}
         overrides = {key: _merged(run.get(key, {}), parts[key]) for key in RUN_SECTIONS if key in run or parts[key]}
@@ -56,6 +54,14 @@ def entries_of(name: str, section: Values, config: Values) -> list[RoundEntry]:
         ]
         previous = own
     return result
+
+
+def _is_valid(section: Values) -> bool:
+    try:
+        Rounds.model_validate(section)
+    except ValidationError:
+        return False
+    return True
 
 
 def _entries(config: Values, section: str) -> list[tuple[str, Values]]:

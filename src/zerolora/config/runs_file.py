@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from zerolora.config.evaluated_questions import OF_TASK, evaluated_questions
 from zerolora.config.run_objectives import needs_reference, reference_adapter, teacher_of
 from zerolora.config.schema import MOST_READ, MOST_VALIDATION_TASKS, Config, Prepare
+from zerolora.config.settings import HeldOutSettings
 from zerolora.config.stages import STAGES
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, write_text
@@ -113,6 +115,10 @@ def _groups(config: Config) -> dict[str, Names]:
         "tasks_of_base": of_tasks("dataset", evaluated),
         "tasks_of_runs": of_tasks("run", config.all_runs),
         "samples": {name: of_sample(name) for name in config.samples},
+        "held_out": {
+            name: {"reads": _file_of(each, name.removeprefix(OF_TASK))}
+            for name, each in evaluated_questions(config).items()
+        },
         "selections": {
             name: {"sample": each.samples, "dataset": config.prompts_of(each.samples)}
             for name, each in config.selections.items()
@@ -124,6 +130,13 @@ def _files_of(data: Prepare) -> list[str]:
     """Return the files that a data set depends on, as many for each."""
     files = [path if path == data.path else f"{path}/{MANIFEST}" for path in data.reads]
     return files + [f"{NOTHING}/{number}.json" for number in range(len(files), MOST_READ)]
+
+
+def _file_of(questions: HeldOutSettings, task: str) -> str:
+    """Return the file that questions are in; of the harness' tasks, which have none, their settings."""
+    if questions.dataset:
+        return f"results/data/{questions.dataset}/{MANIFEST}"
+    return f"results/tasks/{task}.jsonl" if questions.task else _settings("tasks", task)
 
 
 def validation_tasks(config: Config, run: str) -> list[str]:

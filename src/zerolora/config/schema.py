@@ -482,17 +482,16 @@ class PrepareSection(Section):
                 yield ("sources", name, other), f"{text}; remove it"
 
     def _faults_of_held_out(self) -> Iterator[Fault]:
-        """Yield held-out rows that are the model's own answers, or that are there beside those of `held_out`."""
+        """Yield held-out rows beside those of `held_out`, and those of a data set with selections: they may be the
+        model's own answers, and these selections could not be compared with them."""
         own: list[tuple[tuple[str, ...], Any]] = [(("split", split), rows) for split, rows in self.split if rows]
-        if self.held_out is not None:
-            own += [(("sources", name, "split"), source.split) for name, source in self.sources.items() if source.split]
-            for key, value in own:
-                if value != "train":
-                    yield key, f"{value}, but the held-out rows are those of {self.held_out}; remove it"
-        elif self.path is None:
-            for key, value in own:
-                text = f"{value} rows would be the model's own answers; set held_out to the data set that was sampled"
-                yield key, f"{text}, and remove split"
+        own += [(("sources", name, "split"), source.split) for name, source in self.sources.items() if source.split]
+        for key, value in own:
+            if value != "train" and self.held_out is not None:
+                yield key, f"{value}, but the held-out rows are those of {self.held_out}; remove it"
+            elif value != "train" and self.selections:
+                text = f"{value}, but a data set with selections holds out no rows itself, which may be the model's own"
+                yield key, f"{text} answers; set held_out to another data set, and remove it"
 
 
 DRAWN = ("weight", "rows", "at_most")
@@ -1204,8 +1203,13 @@ class Config(Section):
 
     @functools.cached_property
     def used_data(self) -> frozenset[str]:
-        """The data sets that runs are trained on, that samples ask, and whose held-out rows are those of another."""
+        """The data sets that runs are trained on, that samples ask, whose held-out rows are those of another, and that
+        selections are compared with: all that hold out rows."""
         used = {*(run.dataset for run in self.all_runs.values()), *self.sampled_data} & self.prepare.keys()
+        if self.selections:
+            used |= {
+                name for name, data in self.prepare.items() if data.holds_out("validation") or data.holds_out("test")
+            }
         while others := {str(self.prepare[name].held_out) for name in used} & self.prepare.keys() - used:
             used |= others
         return frozenset(used)

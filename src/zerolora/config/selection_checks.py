@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from zerolora.config.evaluated_questions import OF_TASK, evaluated_questions, is_of_results
 from zerolora.config.run_objectives import holds_out, reference_adapter, row_kinds, teacher_of
 from zerolora.config.schema import Config
 from zerolora.config.section import Fault
@@ -22,6 +23,9 @@ def impossible_selections(config: Config) -> Iterable[Fault]:
         if rounds.of not in (*config.runs, *config.continued):
             listed = ", ".join([*config.runs, *config.continued]) or "none: add it to runs"
             yield ("rounds", name, "of"), f"{shown(rounds.of)} is not in runs or continued; use one of {listed}"
+        if "from_adapter" in rounds.train:
+            text = f"{shown(rounds.train['from_adapter'])}, but a round continues the adapter of the round before"
+            yield ("rounds", name, "train", "from_adapter"), f"{text}; remove it"
     for name, section in config.selections.items():
         for key, text in section.faults():
             yield ("selections", name, *key), text
@@ -37,6 +41,21 @@ def impossible_selections(config: Config) -> Iterable[Fault]:
         if data.held_out is not None:
             yield from _impossible_held_out(config, name, data.held_out)
     yield from _circle(config)
+    yield from _evaluated_with_results(config)
+
+
+def _evaluated_with_results(config: Config) -> Iterator[Fault]:
+    """Yield what selections are compared with, but is read from results, which may be made of a selection."""
+    for each in evaluated_questions(config).values():
+        if each.harness:
+            continue
+        here: tuple[str, ...] = ("tasks", "rows", str(each.task), "path")
+        if each.dataset is not None:
+            here = ("prepare", each.dataset, "path")
+        path = config.prepare[each.dataset].path if each.dataset else config.tasks.rows[str(each.task)].path
+        if is_of_results(path):
+            text = f"{path}, but selections are compared with its rows, which may be made of one; copy them to another"
+            yield here, f"{text} folder, or name a selection in selections"
 
 
 def _unusable_check(config: Config, name: str) -> Iterator[Fault]:
@@ -118,7 +137,9 @@ def _circle(config: Config) -> Iterator[Fault]:
 
 def all_of(config: Config, run: str) -> dict[str, set[str]]:
     """Return the names in each section of what a run is made of, with itself."""
-    result: dict[str, set[str]] = {section: set() for section in ("prepare", "selections", "samples", "runs")}
+    result: dict[str, set[str]] = {
+        section: set() for section in ("prepare", "selections", "samples", "runs", "tasks", "harness")
+    }
     waiting: list[Node] = [("runs", run)]
     while waiting:
         section, name = waiting.pop()
@@ -138,6 +159,9 @@ def made_of(config: Config, node: Node) -> Iterator[Node]:
             yield "prepare", data.held_out
     elif section == "selections" and name in config.selections:
         yield "samples", config.selections[name].samples
+        for kind, each in evaluated_questions(config).items():
+            of_task = "harness" if each.harness else "tasks"
+            yield ("prepare", each.dataset) if each.dataset else (of_task, kind.removeprefix(OF_TASK))
     elif section == "samples" and name in config.samples:
         yield "prepare", config.prompts_of(name)
         if run := config.samples[name].of.run:

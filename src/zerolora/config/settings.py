@@ -338,6 +338,20 @@ class SelectSettings(SelectionSection):
     """Text of the file that `check` names; None for a task of the registry and for judge."""
     judge: JudgeSettings | None = None
     """The judge, with check: judge."""
+    held_out: list[str] = Field(default_factory=list)
+    """Names in results/held_out whose questions no row may ask: of all data sets and tasks."""
+    not_asked: str = ""
+    """The one of them that no prompt of the data set is like, since `prepare` has compared them."""
+
+
+class HeldOutSettings(Section):
+    """Settings of `held_out`: the data set or the task whose questions it collects."""
+
+    dataset: str | None = None
+    task: str | None = None
+    """Name of a task on rows."""
+    harness: HarnessTaskSettings | None = None
+    """Tasks of lm-evaluation-harness."""
 
 
 class ReportSettings(schema.Report):
@@ -423,6 +437,8 @@ class Resolved(Section):
     """By sample."""
     selections: dict[str, SelectSettings] = Field(default_factory=dict)
     """By selection."""
+    held_out: dict[str, HeldOutSettings] = Field(default_factory=dict)
+    """By name in results/held_out, with selections."""
     judge: JudgeSettings
     runs: dict[str, RunSettings]
     """By run."""

@@ -4,7 +4,8 @@ From these entries follow dvc.yaml (dvc_file.py), `zerolora stage`, the code fin
 of the workflow and of the comparison, and the table in docs/architecture.md. In paths, `{model}`, `{source}`,
 `{packaged}`, `{adapter}`, `{dataset}`, `{task}`, `{target}`, `{sample}`, `{selection}` and `{run}` stand for a name in
 the config, `{packed}`, `{estimated}`, `{rendered}`, `{referenced}` and `{taught}` for the name of a run or of an output
-that runs share (grids.py), `{teacher}` for that of a teacher's model.
+that runs share (grids.py), `{teacher}` for that of a teacher's model, `{questions}` for that of a data set or a task
+(evaluated_questions.py).
 """
 
 import re
@@ -479,7 +480,24 @@ STAGES = {
                 "results/samples/{sample}/manifest.json",
                 "results/samples/{sample}/sample.json",
             ),
+            measured=("results/samples/{sample}/sample.json",),
             uses_gpus=True,
+        ),
+        Stage(
+            "held_out",
+            "Collect the questions that runs are evaluated with, to none of which an answer is selected.",
+            "results/held_out/{questions}.jsonl",
+            modules=("select.held_out",),
+            settings="held_out.{questions}",
+            files={
+                "data": "results/data/{dataset}",
+                "rows": "results/tasks/{task}.jsonl",
+                "output": "results/held_out/{questions}.jsonl",
+            },
+            foreach="held_out",
+            reads=("{item.reads}",),
+            writes=("results/held_out/{questions}.jsonl",),
+            rule_file="select",
         ),
         Stage(
             "select",
@@ -490,6 +508,7 @@ STAGES = {
             files={
                 "data": "results/data/{dataset}",
                 "samples": "results/samples/{sample}",
+                "questions": "results/held_out",
                 "work": "work/select/{selection}",
                 "output": "results/selections/{selection}",
             },
@@ -498,6 +517,8 @@ STAGES = {
                 "results/data/{dataset}/manifest.json",
                 "results/data/{dataset}/prompts.arrow",
                 "results/samples/{sample}/manifest.json",
+                # The whole folder, since the number of data sets and tasks varies.
+                "results/held_out",
             ),
             writes=(
                 "results/selections/{selection}/manifest.json",
@@ -505,7 +526,6 @@ STAGES = {
                 "results/selections/{selection}/select.html",
             ),
             metrics=("results/selections/{selection}/metrics.json",),
-            rule_file=PLAIN,
         ),
         Stage(
             "report",

@@ -30,7 +30,8 @@ HUB_DATA = "data/hub"  # downloaded data sets
 PACKAGE_DATA = "data/packages"  # downloaded data sets of PyPI packages
 HUB_ADAPTERS = "resources/adapters"  # downloaded adapters
 RUN_ADAPTER = re.compile(r"results/([^/]+)/adapter/?")  # of a run
-RESERVED_RUNS = ("base", "compare", "data", "logs", "samples", "selections", "settings", "tasks")
+RESERVED_RUNS = ("base", "compare", "data", "held_out", "logs", "receipts", "samples", "selections", "settings",
+                 "tasks")  # fmt: skip
 MANY = Field(min_length=1)
 NO_TRACKER = "none"
 JUDGE = "judge"

@@ -246,7 +246,8 @@ LEAKED = (
     "leaked_validation_near_prompts",
 )
 """Counts of training rows, and of validation rows, whose prompt also occurs in a later split: the same prompt, one with
-the same normal form (normal_form.py), or one that is nearly the same (near_prompts.py). A row counts once."""
+the same normal form (normal_form.py) without the system prompt, or one that is nearly the same (near_prompts.py). A row
+counts once."""
 
 
 def _leaks(

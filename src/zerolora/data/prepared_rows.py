@@ -12,8 +12,8 @@ FIELDS = ("question", "expected")  # of held-out rows: the last user message, an
 IGNORED = -100  # the label that cross-entropy skips
 SPLITS = ("train", "validation", "test")
 HASHES = "hashes"
-"""Column of held-out rows: the hashes of the row, of its prompt and of the prompt's normal form, by which rows of other
-data sets are compared with it."""
+"""Column of held-out rows: the hashes of the row, of its prompt and of the normal form of that without its system
+prompt, by which rows of other data sets are compared with it."""
 PROMPTS = "prompts"
 """The split of the prompts to sample from: distinct ones of the training rows. No manifest lists its file, so that a
 sample of a data set changes nothing else of it."""

@@ -1,8 +1,9 @@
 """The prompts of a data set to sample from: the split `prompts`.
 
-It has the distinct prompts of the training rows, in their order, each with the columns of a held-out row and with the
-conversation before the answer. A prompt that is equal to a held-out one, or near one (near_prompts.py), is never in it,
-whatever `leakage` does with the training row. Without a sample of the data set it is empty.
+It has the distinct prompts of the training rows, in their order, each with the columns of a held-out row, with the
+conversation before the answer, and with the answers that all rows give to it. A prompt that is equal to a held-out one,
+or near one (near_prompts.py), is never in it, whatever `leakage` does with the training row. Without a sample of the
+data set it is empty.
 """
 
 import hashlib
@@ -21,6 +22,8 @@ from zerolora.units import counted
 
 LONGEST = b"longest"
 """Key of the file's metadata: the tokens of the longest prompt."""
+GIVEN = "given"
+"""Column of the distinct answers that the rows with this prompt give to it, without undesirable ones."""
 
 
 class SampledPrompts:
@@ -37,7 +40,8 @@ class SampledPrompts:
         self.leaked = int(trained.sum() - self.taken.sum())
         self.without = 0
         self.longest = 0
-        self.seen: set[bytes] = set()
+        self.seen: dict[bytes, None] = {}
+        self.given: dict[bytes, dict[str, None]] = {}
         self.batches: list[Any] = []
         self.schema = schema(held_out=True, rows=settings.rows, prompts=True)
         self.empty = pyarrow.Table.from_batches([], self.schema)
@@ -63,21 +67,24 @@ class SampledPrompts:
             return
         import pyarrow
 
-        taken = np.flatnonzero(self.taken[start : start + len(batch)])
-        rows = batch.take(pyarrow.array(taken))
-        prompts, conversations = rows["prompt"].to_numpy(), rows[ROW].to_pylist()
+        columns = [batch[name].to_pylist() for name in ("prompt", ROW, "expected")]
+        right = batch["desirable"].to_pylist() if "desirable" in batch.schema.names else [1] * len(batch)
+        taken = self.taken[start : start + len(batch)].tolist()
         kept = []
-        for number, (length, conversation) in enumerate(zip(prompts.tolist(), conversations, strict=True)):
+        rows = zip(*columns, right, taken, strict=True)
+        for number, (length, conversation, expected, desirable, is_taken) in enumerate(rows):
             if not length or not conversation:
-                self.without += 1
+                self.without += is_taken
                 continue
-            key = prompt_key(rows["input_ids"][number].values.to_numpy()[:length])
-            if key not in self.seen:
-                self.seen.add(key)
+            key = prompt_key(batch["input_ids"][number].values.to_numpy()[:length])
+            if desirable:
+                self.given.setdefault(key, {})[expected] = None
+            if is_taken and key not in self.seen:
+                self.seen[key] = None
                 self.longest = max(self.longest, length)
                 kept.append(number)
         if kept:
-            self.batches.append(rows.take(pyarrow.array(kept)))
+            self.batches.append(batch.take(pyarrow.array(kept)))
         self.written += len(kept)
 
     def line(self) -> str:
@@ -93,7 +100,8 @@ class SampledPrompts:
         import pyarrow
 
         table = pyarrow.Table.from_batches(self.batches, self.schema) if self.batches else self.empty
-        table = table.replace_schema_metadata({LONGEST: str(self.longest)})
+        given = pyarrow.array([[*self.given.get(key, ())] for key in self.seen], pyarrow.list_(pyarrow.string()))
+        table = table.append_column(GIVEN, given).replace_schema_metadata({LONGEST: str(self.longest)})
         with pyarrow.OSFile(str(self.path), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as out:
             out.write_table(table)
 

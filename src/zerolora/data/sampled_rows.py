@@ -34,11 +34,11 @@ def prompt_hash(value: Any) -> str | None:
     return str(column[PROMPT])
 
 
-OTHER_PROMPT = BadRow(
+NOT_SAMPLED_FROM = BadRow(
     "its answer was sampled from a prompt with other tokens than it has here; prepare the row with the model, template "
     "and system prompt of the data set that was sampled"
 )
-CUT = BadRow(
+CUT_SAMPLED = BadRow(
     "is too long and would be cut, but its answer was sampled from the whole prompt; raise the limit that it exceeds, "
     "or set too_long: drop"
 )

@@ -69,7 +69,7 @@ def _in_path(settings: PrepareSettings, path: Path) -> list[SourceFiles]:
         return [SourceFiles(path.name, files, own, path)]
     if not path.is_dir():
         names = ", ".join(entries)
-        raise UserError(f"{path}: is not a directory, so it cannot hold the sources {names}")
+        raise UserError(f"{path}: is not a directory, so it cannot hold the sources {names}; set path to its directory")
     result = []
     owners: dict[Path, list[str]] = {}
     for name, entry in entries.items():

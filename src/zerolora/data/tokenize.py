@@ -31,7 +31,7 @@ from zerolora.data.prepared_rows import FIELDS, HASHES, IGNORED, ROW, SPLITS, sc
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
 from zerolora.data.sampled_prompts import prompt_key
-from zerolora.data.sampled_rows import CUT, OTHER_PROMPT, prompt_hash
+from zerolora.data.sampled_rows import CUT_SAMPLED, NOT_SAMPLED_FROM, prompt_hash
 from zerolora.data.source_files import other_form
 from zerolora.data.special_tokens import embedding_rows
 from zerolora.data.template import Template
@@ -85,11 +85,11 @@ class Result(NamedTuple):
     """The result of a chunk.
 
     file: its rows, an Arrow record batch of `prepared_rows.schema(held_out=True)`. hashes: of each row, of its prompt,
-    and of the prompt's normal form (normal_form.py; the prompt's again if no rows are held out), and of preference data
-    also of the row that would contradict it, uint64 [rows, 3 or 4]. continued: the indices of rows that are further
-    parts of the row before, cut by too_long. origin: the data file. counts: truncated rows, turns and supervised tokens
-    by role, stop tokens. seen: use of the rows' columns and their messages' keys. unread: what nothing reads. progress:
-    bytes of the file.
+    and of the normal form (normal_form.py) of the prompt's own turns, whatever system prompt the settings add (the
+    prompt's again if no rows are held out), and of preference data also of the row that would contradict it, uint64
+    [rows, 3 or 4]. continued: the indices of rows that are further parts of the row before, cut by too_long. origin:
+    the data file. counts: truncated rows, turns and supervised tokens by role, stop tokens. seen: use of the rows'
+    columns and their messages' keys. unread: what nothing reads. progress: bytes of the file.
     """
 
     file: Path
@@ -306,7 +306,7 @@ class ChunkTokenizer:
                 question, expected = _texts(example, self.template.answer_index(example))
             texts.append((question, "" if long[number] and self.too_long == "split" else expected))
             conversations.append(self._before_answer(rows[number]) if self.prompts and prompt else "")
-        hashes_of_rows = _hashes(parts, rows, tokens, self.normal)
+        hashes_of_rows = self._hashes(parts, rows, tokens)
         batch = _batch(parts.tokens, texts, job.source, hashes_of_rows, conversations if self.prompts else None)
         return batch, hashes_of_rows, np.flatnonzero(further)
 
@@ -333,7 +333,8 @@ class ChunkTokenizer:
         for number, (_, example, pieces, rejected, _) in enumerate(used):
             parts = [parted(each) for each in (pieces, rejected) if each]
             row, prompt, contrary = hashes(parts[0][0], [answer for _, answer in parts], example.desirable)
-            normal = _normal_hash("".join([piece.text for piece in parts[0][0]])) if self.normal else prompt
+            asked_for = _asked(example, example.prompt or self.template.answer_index(example))
+            normal = _normal_hash(asked_for or _joined(parts[0][0])) if self.normal else prompt
             hashes_of_rows[number] = row, prompt, normal, contrary
         asked = [_texts(row.example, self.template.answer_index(row.example)) for row in used]
         whole = fitting.prompt == prompts[fitting.row]
@@ -364,6 +365,38 @@ class ChunkTokenizer:
         same = _joined(before) == _joined(again[: last_answer(again)])
         return text if same else ""
 
+    def _hashes(self, parts: Parts, rows: list["_Row"], tokens: Tokens) -> np.ndarray:
+        """Return 64-bit hashes of each part's whole row, of its prompt, and of the prompt's normal form; of a row
+        without a prompt those of the row again, and without `self.normal` that of the prompt."""
+        values = [(0, 0, 0)] * len(rows)
+        for number in set(parts.row.tolist()):
+            pieces = rows[number].pieces
+            text: str | None = None
+            if pieces:
+                last = last_answer(pieces)
+                text = _joined(pieces[:last] or pieces)
+                before = text.encode() if last else b""
+                after = _joined(pieces[last:]).encode()
+                if rows[number].example.supervised or rows[number].example.prompt:  # rows of the same text may differ
+                    after += repr(_supervised_ranges(pieces)).encode()
+            else:
+                ids, prompt = tokens.ids[number], tokens.prompt[number]
+                supervised = tokens.supervised_role[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]]
+                before = ids[:prompt].tobytes() if prompt > 1 else b""
+                after = ids[prompt:].tobytes() + supervised.tobytes()
+            whole = hashlib.blake2b(before, digest_size=8)
+            first = whole.copy() if before else None
+            whole.update(b"\0" + after)
+            row = int.from_bytes(whole.digest())
+            own = int.from_bytes(first.digest()) if first else row
+            normal = own
+            if text is not None and self.normal:
+                example = rows[number].example
+                normal = _normal_hash(_asked(example, self.template.answer_index(example)) or text)
+            values[number] = row, own, normal
+        result: np.ndarray = np.array(values, np.uint64).reshape(-1, 3)[parts.row]
+        return result
+
     def _check_prompts(self, rows: list["_Row"], tokens: Tokens, prompts: np.ndarray) -> None:
         """Make the rows wrong whose answers were sampled from other prompts than these, or would be if they were cut:
         [rows]. Policies that drop rows are left to them."""
@@ -372,9 +405,9 @@ class ChunkTokenizer:
             if row.sampled_from is None or number in tokens.wrong:
                 continue
             if prompt_key(tokens.ids[number][: prompts[number]]).hex() != row.sampled_from:
-                tokens.wrong[number] = OTHER_PROMPT
+                tokens.wrong[number] = NOT_SAMPLED_FROM
             elif cut and self._long(tokens)[number]:
-                tokens.wrong[number] = CUT
+                tokens.wrong[number] = CUT_SAMPLED
 
     def _check_vocabulary(self, tokens: Tokens) -> None:
         """Raise UserError if the tokenizer writes a token for which the model has no embedding."""
@@ -551,33 +584,18 @@ def _texts(example: Example, index: int | None) -> tuple[str, str]:
     return question, answer["content"] or json.dumps(answer.get("tool_calls"), ensure_ascii=False)
 
 
-def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens, normal: bool) -> np.ndarray:
-    """Return 64-bit hashes of each part's whole row, of its prompt, and of the prompt's normal form; of a row without a
-    prompt those of the row again, and without `normal` that of the prompt."""
-    values = [(0, 0, 0)] * len(rows)
-    for number in set(parts.row.tolist()):
-        pieces = rows[number].pieces
-        text: str | None = None
-        if pieces:
-            last = last_answer(pieces)
-            text = "".join([piece.text for piece in (pieces[:last] or pieces)])
-            before = text.encode() if last else b""
-            after = "".join([piece.text for piece in pieces[last:]]).encode()
-            if rows[number].example.supervised or rows[number].example.prompt:  # rows of the same text may differ
-                after += repr(_supervised_ranges(pieces)).encode()
-        else:
-            ids, prompt = tokens.ids[number], tokens.prompt[number]
-            supervised = tokens.supervised_role[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]]
-            before = ids[:prompt].tobytes() if prompt > 1 else b""
-            after = ids[prompt:].tobytes() + supervised.tobytes()
-        whole = hashlib.blake2b(before, digest_size=8)
-        first = whole.copy() if before else None
-        whole.update(b"\0" + after)
-        row = int.from_bytes(whole.digest())
-        own = int.from_bytes(first.digest()) if first else row
-        values[number] = row, own, own if text is None or not normal else _normal_hash(text)
-    result: np.ndarray = np.array(values, np.uint64).reshape(-1, 3)[parts.row]
-    return result
+def _asked(example: Example, end: int | None) -> str:
+    """Return what a row asks in its first `end` messages, "" if nothing: the same under any system prompt of the
+    settings and in any template. The row's own system prompt and tools, in which the material of a question may be,
+    count."""
+    messages = (example.messages or [])[: end or 0]
+    tools = canonical(example.tools) if messages and example.tools else ""
+    return "".join([*map(_turn_text, messages), tools])
+
+
+def _turn_text(message: dict[str, Any]) -> str:
+    calls = message.get("tool_calls")
+    return f"{message['role']}\n{message['content']}{canonical(calls) if calls else ''}\n"
 
 
 def _normal_hash(text: str) -> int:

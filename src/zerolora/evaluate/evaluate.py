@@ -38,6 +38,7 @@ from zerolora.machine import cpu_matmul
 from zerolora.machine.peak_memory import PeakMemory
 from zerolora.methods.quantized_base import was_quantized
 from zerolora.model import added_tokens, foreign
+from zerolora.model.answer_text import AnswerTexts
 from zerolora.units import counted
 
 __all__ = ["EvaluatedModel", "evaluate"]
@@ -228,14 +229,12 @@ def _answers(
         loaded, tokenizer = load_for(settings, data, model, longest_of(asked))
     else:
         tokenizer, _ = load_tokenizer(model.base, added_tokens.of_data(data), model.loaded_adapter)
+    stops = stops_of(model, loaded, tokenizer, data)
     if left := kept.left():
-        stops = stops_of(model, loaded, tokenizer, data)
         ready = (loaded, tokenizer, stops)
         answer(kept.folder, 0, settings, ready, asked, left, memory, PromptBatches(loaded, settings))
-    texts = [
-        each if isinstance(each, str) else tokenizer.decode(each, skip_special_tokens=True) for each, *_ in kept.all()
-    ]
-    return texts, loaded
+    texts = AnswerTexts(tokenizer, stops)
+    return [each if isinstance(each, str) else texts.text(each) for each, *_ in kept.all()], loaded
 
 
 def resources_of(folder: Path, tokens: int) -> dict[str, float]:

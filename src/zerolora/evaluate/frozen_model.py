@@ -13,8 +13,6 @@ from zerolora.evaluate.evaluated_models import placement, with_adapter
 from zerolora.memory.loaded_weights import loaded_bytes
 from zerolora.methods.registry import check_published
 from zerolora.model.added_tokens import AddedToken, add_rows
-from zerolora.model.architecture import config_of
-from zerolora.model.attention_trial import why_not
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.rope import EVER
 from zerolora.model.spec import EVALUATION_TOKENS
@@ -40,11 +38,12 @@ def load(
     fit on one. Raises UserError for an adapter of another model."""
     bitsandbytes = base_model.bitsandbytes_config(quantization, precision, sharded=False) if quantization else None
     dtype = DTYPES[precision]
-    size = loaded_bytes(read_model_spec(weights), dtype.itemsize, quantization)
-    placed = placement(weights, device, loaded=size)
-    own = not placed and why_not(config_of(weights)) is None
-    attention = IMPLEMENTATIONS["flash"] if own else "sdpa" if base_model.builds(weights, "sdpa") else "eager"
-    model = base_model.read(weights, dtype, attention, device, bitsandbytes, placed)
+    spec = read_model_spec(weights)
+    placed = placement(weights, device, loaded=loaded_bytes(spec, dtype.itemsize, quantization))
+    # A model that is spread computes whole rows, with the attentions of transformers.
+    attention = next(name for name in spec.attentions if not (placed and name == "flash"))
+    own = attention == "flash"
+    model = base_model.read(weights, dtype, IMPLEMENTATIONS.get(attention, attention), device, bitsandbytes, placed)
     with resizable(model):
         add_rows(model, tokens)
     model.config.use_cache = False

@@ -23,6 +23,7 @@ from zerolora.evaluate.answer_loss import answer_losses, reference_of
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.kept import Answer
 from zerolora.log import LOGGER
+from zerolora.model.answer_text import AnswerTexts
 from zerolora.model.greedy import greedy, own_settings
 from zerolora.model.rope import first_grown
 from zerolora.progress import Progress
@@ -78,9 +79,7 @@ def generate(
     answers = [""] * len(prompts)
     generated = 0
 
-    def ended(tokens: list[int]) -> bool:
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
-        return any(end in text for end in until)
+    texts = AnswerTexts(tokenizer, stops, until)
 
     # The longest first, which takes the most memory; similar lengths share a batch, to reduce padding.
     left = (index for index in range(len(prompts)) if index not in done)
@@ -109,11 +108,11 @@ def generate(
                 stops,
                 settings.max_new_tokens,
                 None if by_itself else prefix,
-                ended if until else None,
+                texts.ended if until else None,
                 score if any(references) else None,
             )
             for index, tokens, loss in zip(members, continued, sums, strict=True):
-                answers[index] = tokenizer.decode(tokens, skip_special_tokens=True)
+                answers[index] = texts.text(tokens)
                 finished[index] = Answer(answers[index], len(tokens), loss)
                 generated += len(tokens)
             if keep:

@@ -4,25 +4,18 @@ Metrics are a flat file of {task}_{metric} and its _stderr. The harness' own res
 saved as harness/NAME.json beside their folder.
 """
 
-import difflib
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerolora.config.settings import HarnessTaskSettings
-from zerolora.config.values import HARNESS_FILES
-from zerolora.errors import UserError, shown
+from zerolora.evaluate.harness_tasks import explained, manager, set_environment, texts_in
 from zerolora.files import write_json
 from zerolora.log import result
 
 if TYPE_CHECKING:
     from zerolora.evaluate.evaluated_models import EvaluatedModel
 
-CACHE = Path("work/harness")
-"""The harness' data sets converted to Arrow; its default is below HOME."""
-FEWEST_WORDS = 4
-"""Of a document's text that is compared with the prompts of training rows."""
 RESAMPLES = 1000
 """Bootstrap resamples for the standard error of metrics that are not means."""
 
@@ -44,7 +37,7 @@ def ask_harness(
     from zerolora.model.greedy import own_settings, stops_alone
     from zerolora.model.rope import grows
 
-    manager = _manager(settings.tasks)
+    found = manager(settings.tasks)
     model, tokenizer, _ = loaded(weights, data)
     # Its rows are of any length, and in a batch all would have the rotary factors of the longest.
     batch = 1 if grows(model, getattr(model.config.get_text_config(), "max_position_embeddings", 0)) else settings.batch
@@ -57,7 +50,7 @@ def ask_harness(
                 num_fewshot=settings.few_shot,
                 limit=settings.limit,
                 apply_chat_template=settings.chat_template,
-                task_manager=manager,
+                task_manager=found,
                 bootstrap_iters=RESAMPLES,
                 random_seed=settings.seed,
                 numpy_random_seed=settings.seed,
@@ -65,12 +58,12 @@ def ask_harness(
                 fewshot_random_seed=settings.seed,
             )
     except Exception as error:
-        raise _explained(error, settings) from error
+        raise explained(error, settings) from error
     samples = values.pop("samples")
     metrics = flat(values)
     if data and weights.adapter is None:
         every = [row for rows in samples.values() for row in rows]
-        documents = sorted({text for row in every for text in _texts(row["doc"])})
+        documents = sorted({text for row in every for text in texts_in(row["doc"])})
         asked = sorted({str(row["arguments"][0][0]) for row in every if row["arguments"]})
         metrics |= leaks(data, tokenizer, documents, asked, output.stem)
     fields = ("doc_id", "doc", "target", "filter", "filtered_resps")
@@ -90,21 +83,6 @@ def ask_harness(
     result(", ".join(figures[:4]) + (", …" if len(figures) > 4 else ""))
 
 
-def set_environment(network: bool) -> None:
-    """Set the caches to CACHE, and forbid code of data sets and, unless allowed, the network.
-
-    Must run before datasets or huggingface_hub are imported, since they read the environment once.
-    """
-    os.environ.setdefault("HF_DATASETS_CACHE", str((CACHE / "datasets").absolute()))
-    os.environ.setdefault("HF_MODULES_CACHE", str((CACHE / "modules").absolute()))
-    os.environ["HF_DATASETS_TRUST_REMOTE_CODE"] = "0"
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
-        if network:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = "1"
-
-
 def flat(evaluated: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of the harness' result: {task}_{metric}, {task}_{metric}_{filter} for a named filter, their
     _stderr, and {task}_rows, sorted by name."""
@@ -119,51 +97,6 @@ def flat(evaluated: Mapping[str, Any]) -> dict[str, float]:
     for task, counts in evaluated.get("n-samples", {}).items():
         metrics[f"{task}_rows"] = counts["effective"]
     return dict(sorted(metrics.items()))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts of a document that are questions or passages rather than classes or short answers."""
-    if isinstance(value, str):
-        yield from [value] * (len(value.split()) >= FEWEST_WORDS)
-    elif isinstance(value, Mapping | list):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(each)
-
-
-def _manager(names: list[str]) -> Any:
-    """Return a task manager with these tasks. The harness' own 13,000 tasks are indexed only if needed."""
-    from lm_eval.tasks import TaskManager
-
-    folder = HARNESS_FILES if Path(HARNESS_FILES).is_dir() else None
-    manager = TaskManager(include_path=folder, include_defaults=False) if folder else None
-    if manager is None or not set(names) <= {*manager.all_tasks}:
-        manager = TaskManager(include_path=folder)
-    for name in names:
-        if name not in manager.all_tasks:
-            near = difflib.get_close_matches(name, manager.all_tasks, 3) or ["those of `lm-eval ls tasks`"]
-            raise UserError(
-                f"{shown(name)}: lm-evaluation-harness has no such task or group, and {HARNESS_FILES}/ defines none; "
-                f"use one such as {', '.join(near)}"
-            )
-    return manager
-
-
-def _explained(error: Exception, settings: HarnessTaskSettings) -> Exception:
-    """Return a UserError for a network error, otherwise the error itself."""
-    seen: BaseException | None = error
-    while seen is not None:
-        named = type(seen).__name__
-        if isinstance(seen, ConnectionError | FileNotFoundError) or named in (
-            *("OfflineModeIsEnabled", "LocalEntryNotFoundError", "DatasetNotFoundError", "ConnectError"),
-            *("ConnectTimeout", "ReadTimeout", "HfHubHTTPError"),
-        ):
-            remedy = "connect this machine" if settings.network else "set network: true"
-            return UserError(
-                f"{', '.join(settings.tasks)}: a data set is not on this machine ({' '.join(str(seen).split())[:200]})"
-                f"; {remedy}, or name tasks of {HARNESS_FILES}/ whose files are here"
-            )
-        seen = seen.__cause__ or seen.__context__
-    return error
 
 
 def _plain(value: Any) -> Any:

@@ -26,6 +26,7 @@ from zerolora.machine import cpu_matmul, devices
 from zerolora.model import added_tokens
 from zerolora.model.manifest import located
 from zerolora.progress import Progress
+from zerolora.train.beginning import model_identity
 from zerolora.train.feed import collate
 from zerolora.train.loss import logits_of, token_losses
 from zerolora.train.objectives.mismatched import mismatched, partners
@@ -49,7 +50,11 @@ def compute(settings: ReferenceSettings, data: Path, weights: Path, output: Path
         counts = {
             split: _write(model, sequences[split], staged / f"{split}.arrow", split, prefixes) for split in SPLITS
         }
-        origin = {"data_manifest_sha256": sha256(data / MANIFEST), "settings": compared(settings)}
+        origin = {
+            "data_manifest_sha256": sha256(data / MANIFEST),
+            "settings": compared(settings),
+            "model": model_identity(weights, adapter),
+        }
         write_json(staged / MANIFEST, {**origin, "files": describe(staged)})
     result(counted(sum(counts.values()), "answer"))
 

@@ -7,7 +7,7 @@ their log-probabilities in fp16 and the logarithm of the rest's probability, at 
 log-probability. stats.json has the teacher's loss on the labels.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ from zerolora.methods.registry import OWN_FILES
 from zerolora.model import added_tokens
 from zerolora.model.added_tokens import AddedToken
 from zerolora.model.architecture import tokenizer_of
+from zerolora.model.longest_row import longest_row
 from zerolora.model.manifest import check_adapter_files, check_same_base, located
+from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import LEAST_CHUNK
 from zerolora.progress import Progress
 from zerolora.train.feed import collate
@@ -36,7 +38,7 @@ from zerolora.train.loss import logits_of, of_logits, token_losses
 from zerolora.train.objectives.distill import IDS, LABEL, LOG_PROBABILITIES, REST, WINDOW
 from zerolora.train.objectives.objective import Sequence, token_counts
 from zerolora.train.teacher_columns import labels_of, unigram_loss
-from zerolora.train.top_k import TopK
+from zerolora.train.top_k import LEAST_LOG, TopK
 from zerolora.units import counted, gib
 
 KINDS: dict[str, Any] = {IDS: np.int32, LOG_PROBABILITIES: np.float16, REST: np.float32, LABEL: np.float32}
@@ -65,6 +67,9 @@ def compute(settings: TeacherSettings, data: Path, student: Path, weights: Path,
         check_same_base(adapter, weights)
         tokens = added_tokens.of_directory(adapter)
     vocabulary = _common_vocabulary(settings.model, vocabulary_of(base, tokens), data, student)
+    rows_of_head = read_model_spec(base).vocabulary + len(tokens)
+    _check_rows(settings.model, base, splits.values(), rows_of_head)
+    vocabulary = min(vocabulary, rows_of_head)
     model, prefixes = frozen_model.load(base, tokens, device, settings.precision, adapter=adapter)
     values = TopK(min(settings.top_k, vocabulary), settings.temperature, vocabulary)
     stats: dict[str, Any] = {}
@@ -115,6 +120,26 @@ def _common_vocabulary(teacher: str, theirs: dict[str, int], data: Path, student
     return max(ours.values()) + 1
 
 
+def _check_rows(teacher: str, weights: Path, splits: Iterable[Any], head: int) -> None:
+    """Raise UserError unless the teacher takes rows of these lengths, and has a row of its `head` for each token."""
+    import pyarrow.compute
+
+    most = longest_row(weights)
+    for rows in splits:
+        longest = int(token_counts(rows, "input_ids").max(initial=0))
+        if most is not None and longest > most:
+            raise UserError(
+                f"the teacher {teacher} takes rows of {most:,} tokens, and a prepared one has {longest:,}; set "
+                f"max_length in prepare to {most} or less, or use another teacher"
+            )
+        largest = pyarrow.compute.max(pyarrow.compute.list_flatten(rows.data.column("input_ids"))).as_py() or 0
+        if largest >= head:
+            raise UserError(
+                f"the teacher {teacher} has {head:,} tokens in its head, and a prepared row has number {largest:,}; "
+                "use a teacher with a row for each token"
+            )
+
+
 def _labels(rows: Any) -> np.ndarray:
     """Return the labels of all supervised tokens."""
     each = RowColumns(rows).rows(range(len(rows)), ("labels",))
@@ -162,7 +187,7 @@ class _Teacher:
         k, kept = self.values.k, values.cpu()
         return {
             IDS: kept[:k].T.to(torch.int32).numpy().ravel(),
-            LOG_PROBABILITIES: kept[k : 2 * k].T.half().numpy().ravel(),
+            LOG_PROBABILITIES: kept[k : 2 * k].T.clamp_min(LEAST_LOG).half().numpy().ravel(),
             REST: kept[-2].numpy(),
             LABEL: kept[-1].numpy(),
         }
@@ -184,7 +209,9 @@ def _write(teacher: _Teacher, rows: Any, file: Path, split: str) -> dict[str, An
             values = _of_window(teacher, read, window, bar)
             label = values[LABEL]
             if not (np.isfinite(label).all() and np.isfinite(values[LOG_PROBABILITIES]).all()):
-                raise UserError(f"a teacher's probability of a row of {split} is not finite; check the model")
+                raise UserError(
+                    f"a teacher's probability of a row of {split} is not finite; check the model and the temperature"
+                )
             total -= float(label.sum(dtype=np.float64))
             counts = read.supervised[window]
             columns = [

@@ -97,8 +97,10 @@ def signer_of(file: StatementFile, trust: Trust) -> Signer:
             return Signer("wrong", f"its signature is not one of this statement by the key {key}")
         valid[key] = signature
     # One that is not valid is wrong in any place, so the order of the signatures decides nothing.
-    for key, signature in valid.items() if trust.allowed else ():
-        if name := ssh_signature.signer(content, signature, trust.allowed):
+    allowed = trust.allowed
+    for key, signature in valid.items() if allowed else ():
+        assert allowed
+        if name := ssh_signature.signer(content, signature, allowed):
             return Signer("verified", f"signed by {name}, {key}")
     if not valid:
         return Signer("untrusted", "signed by a key of another kind than SSH's, which is not checked")

@@ -16,6 +16,7 @@ import httpx2
 
 from zerolora.config.values import is_loopback
 from zerolora.errors import UserError, shown
+from zerolora.judge.work_file import NEVER
 from zerolora.log import LOGGER
 
 ATTEMPTS = 8
@@ -59,6 +60,10 @@ class Reply(NamedTuple):
     completion_tokens: int | None
     """None if the endpoint does not report usage."""
     finish_reason: str
+    calls_tools: bool
+    """Whether the message has calls of tools, which its text does not have."""
+    had_key: bool
+    """Whether the text of the key was in it, which is not in `text`."""
 
 
 class Endpoint:
@@ -72,7 +77,12 @@ class Endpoint:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """body: further keys of each request. Raises UserError if address or model are not set, or the key's variable
-        contains no key."""
+        contains no key, or nothing may be asked (NEVER)."""
+        if environment.get(NEVER):
+            raise UserError(
+                f"{service.section}: would ask {service.address} again, which a rebuild never does; pass --rows with "
+                "the file of all that it replied then"
+            )
         for name, value in ((service.key, service.address), ("model", service.model)):
             if value is None:
                 raise UserError(
@@ -160,7 +170,9 @@ class Endpoint:
         model, finish_reason = (
             self._clear(str(each or "")) for each in (value.get("model"), choice.get("finish_reason"))
         )
-        return Reply(self._clear(text), model, prompt_tokens, completion_tokens, finish_reason)
+        calls = bool(choice["message"].get("tool_calls"))
+        had_key = self._key is not None and self._key in text
+        return Reply(self._clear(text), model, prompt_tokens, completion_tokens, finish_reason, calls, had_key)
 
     def _refusal(self, status: int, value: Any) -> str:
         """Return the error of an answer with a status other than 200, and the remedy."""

@@ -8,6 +8,11 @@ from typing import Any
 from zerolora.errors import UserError
 from zerolora.files import canonical
 
+SERVED, VERDICTS = "served.jsonl", "verdicts.jsonl"
+"""Names of the files of what served models replied: answers to sample from, and ratings of answers."""
+NEVER = "ZEROLORA_ASK_NO_MODEL"
+"""Variable by which commands ask no model behind an endpoint: a rebuild has the replies, or ends."""
+
 
 class WorkFile:
     """The objects in a file, by `key`. Opening it removes an incomplete last line."""

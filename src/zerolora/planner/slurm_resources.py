@@ -177,7 +177,8 @@ def evaluating(
     statistics = read_json(data / "stats.json", "zerolora stage prepare")
     rows, longest = statistics[f"{settings.split}_rows"], max(1, statistics[f"{settings.split}_longest_row"])
     rows = min(rows, settings.rows or rows)
-    return answering_rows(settings, model, rows, longest, run, gpus_per_node, models)
+    spec, stored = read_model_spec(model), _weight_bytes(model)
+    return answering_rows(settings, spec, stored, rows, longest, run, gpus_per_node, models)
 
 
 def sampling(
@@ -195,34 +196,29 @@ def sampling(
     """
     if settings.of.served:
         return _resources(prompts * settings.n * REQUEST_SECONDS, LIBRARIES)
-    return answering_rows(settings, model, prompts * settings.n, max(1, longest), run, gpus_per_node)
+    spec, stored = read_model_spec(model), _weight_bytes(model)
+    return answering_rows(settings, spec, stored, prompts * settings.n, max(1, longest), run, gpus_per_node)
 
 
 def answering_rows(
     settings: EvaluateSettings | SampleSettings,
-    model: Path,
+    spec: ModelSpec,
+    stored: int,
     rows: int,
     longest: int,
     run: RenderSettings,
     gpus_per_node: int | None,
     models: int = 1,
 ) -> Resources:
-    """Return the resources of answering `rows` prompts of up to `longest` tokens with `models` models of one size in
-    turn: on the fewest of a node's GPUs that hold one for each rank, or on all, with the rest in host memory; or on a
-    CPU in fp32. `gpus_per_node` is by default training's number.
-
-    Raises UserError if a stage's file is missing.
-    """
-    spec, stored = read_model_spec(model), _weight_bytes(model)
-    # With batch: auto one prompt must fit on a GPU; a CPU's request is for the rows in use.
-    open_batch = settings.batch == "auto"
-    half = _answering(spec, settings, longest, BYTES["bf16"], 1 if open_batch else None)
+    """Return the resources of answering `rows` prompts of up to `longest` tokens with `models` models of `stored` bytes
+    in turn: on the fewest of a node's GPUs that hold one for each rank, or on all, with the rest in host memory; or on
+    a CPU in fp32. `gpus_per_node` is by default training's number."""
+    cache, working = _on_gpus(spec, settings, longest)
+    half = cache + working
     on_gpu = run.device == "cuda"
     of_node = run.ranks_per_node if gpus_per_node is None else gpus_per_node
     most = of_node // settings.ranks
-    together = 1 if open_batch else _batch(settings)
-    cache = answering(spec, BYTES["bf16"], "sdpa", together, longest, settings.max_new_tokens)[0]
-    gpus = _gpus(spec, stored, cache, half - cache, run, most) if on_gpu else 0
+    gpus = _gpus(spec, stored, cache, working, run, most) if on_gpu else 0
     if settings.engine == "vllm":  # which divides heads evenly among GPUs
         numbers = range(gpus, most + 1) if gpus else range(most, 0, -1)
         gpus = next((number for number in numbers if spec.key_heads % number == 0), gpus)
@@ -236,6 +232,18 @@ def answering_rows(
         room = all_gpus * (run.gpu_memory or 0) / ranks
         seconds += _passes(settings, rows) * max(0.0, stored + half - room) / hardware_of(run)[0].host.bandwidth
     return _resources(models * (seconds / ranks + stored / SHARED_DISK), ranks * (PROCESS_BYTES + held), all_gpus)
+
+
+def answering_gpu_bytes(
+    settings: EvaluateSettings | SampleSettings,
+    spec: ModelSpec,
+    stored: int,
+    longest: int,
+    run: RenderSettings,
+    gpus: int,
+) -> float:
+    """Return the bytes that each of the `gpus` GPUs of a rank needs for `answering_rows`, the reserve included."""
+    return _of_gpu(spec, stored, *_on_gpus(spec, settings, longest), run, gpus)
 
 
 def referring(
@@ -329,15 +337,23 @@ def _gpus(spec: ModelSpec, weights: float, cache: int, working: float, run: Rend
     accelerate (get_balanced_memory) assigns whole layers, so one of several GPUs may have a layer, or an embedding,
     more than its share.
     """
+    return next(
+        (
+            number
+            for number in range(1, most + 1)
+            if _of_gpu(spec, weights, cache, working, run, number) <= (run.gpu_memory or 0)
+        ),
+        0,
+    )
+
+
+def _of_gpu(spec: ModelSpec, weights: float, cache: float, working: float, run: RenderSettings, number: int) -> float:
+    """Return the bytes of each of some GPUs, their reserve included."""
     width = weights / spec.parameters
     tables = [width * module.parameters for module in spec.modules if module.kind in ("embedding", "head")]
     largest = max([weights / spec.layers, *tables])
-    for number in range(1, most + 1):
-        held = (weights + cache) / number + (largest if number > 1 else 0) + working
-        reserve = CONTEXT + int(UNUSED * held) if run.reserve is None else run.reserve
-        if held + reserve <= (run.gpu_memory or 0):
-            return number
-    return 0
+    held = (weights + cache) / number + (largest if number > 1 else 0) + working
+    return held + (CONTEXT + int(UNUSED * held) if run.reserve is None else run.reserve)
 
 
 def preparing(rows: Sequence[Path], processes: int) -> Resources:
@@ -386,6 +402,14 @@ def _answering(
         model, ForwardSpec(together, longest, width, "sdpa", True, False, "supervised", longest), NOTHING
     )
     return max(answers, measuring)
+
+
+def _on_gpus(spec: ModelSpec, settings: EvaluateSettings | SampleSettings, longest: int) -> tuple[int, float]:
+    """Return the bytes of the cache and of the working memory of answering in bf16. With batch: auto one prompt must
+    fit; a CPU's request is for the rows in use."""
+    together = 1 if settings.batch == "auto" else settings.batch
+    cache, _ = answering(spec, BYTES["bf16"], "sdpa", together, longest, settings.max_new_tokens)
+    return cache, _answering(spec, settings, longest, BYTES["bf16"], together) - cache
 
 
 def _batch(settings: EvaluateSettings | SampleSettings) -> int:

@@ -10,15 +10,18 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from zerolora import __version__
 from zerolora.config.stages import PLACEHOLDER, STAGES, Stage
+from zerolora.config.values import JUDGE
 from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, as_json, canonical, read_object, sha256
 from zerolora.json_file import LARGEST, read_bytes
+from zerolora.json_kinds import is_below
+from zerolora.judge.work_file import SERVED, VERDICTS
 from zerolora.publish.finished import RESULTS, FinishedRun, PushedModel, remedy
 from zerolora.publish.run_config import config_of_run
 from zerolora.publish.slsa_provenance import LOCK
@@ -41,10 +44,25 @@ CONTENTS = ("loss.csv", "train.json", "train_resources.json", "evaluate.json", "
 STATE = ("step", "updates", "best_step", "loss_scale", "tensors")
 """What counts of a checkpoint's manifest: all but times and the number of resumes."""
 ABSOLUTE = re.compile(r"[/~]\S*/\S*")
+NAMES = re.compile(r"(--names(?: \w+=[\w.-]*(?:,\w+=[\w.-]*)*)?)?")
+JOB = re.compile(r"[\w.-]*")
+TEXTS = (".json", ".jsonl", ".html", ".md", ".yaml")
+"""Suffixes of outputs in which a path may be. Others, as those of weights, are compared whole or not pushed."""
 LONGEST_TEXT = 16 << 20
 """Bytes of an output that is searched for paths."""
 Find = Callable[[str], Path | None]
 """Returns the file of a result or an input, by its path in the project; None if it is not at hand."""
+
+
+def _path(value: str) -> str:
+    """A path in a project, which is no option of a command."""
+    if not is_below(value) or value.startswith("-") or not value.isprintable():
+        raise ValueError(f"{shown(value)} is no path of a file in a project")
+    return value
+
+
+FilePath = Annotated[str, AfterValidator(_path)]
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class StageRecord(BaseModel):
@@ -53,8 +71,17 @@ class StageRecord(BaseModel):
     model_config = ConfigDict(strict=True)
 
     params: dict[str, str]
-    inputs: dict[str, str]
-    outputs: dict[str, str]
+    inputs: dict[FilePath, Hash]
+    outputs: dict[FilePath, Hash]
+
+    @model_validator(mode="after")
+    def _is_of_a_rule(self) -> "StageRecord":
+        # They become arguments of commands.
+        if not NAMES.fullmatch(self.params.get("names", "")):
+            raise ValueError(f"params.names is {shown(self.params['names'])}, which no rule passes")
+        if (device := self.params.get("device", "cpu")) not in ("cpu", "cuda"):
+            raise ValueError(f"params.device is {shown(device)}, which no rule passes")
+        return self
 
 
 class Costs(BaseModel):
@@ -82,7 +109,7 @@ class Record(BaseModel):
     """The project's commit, or that there is none."""
     run: str
     config: dict[str, Any]
-    files: dict[str, str]
+    files: dict[FilePath, str]
     """The user's files that the config names, by path."""
     lock: str
     """Text of envs/requirements.lock."""
@@ -90,15 +117,35 @@ class Record(BaseModel):
     """By stage, as in train@default, each after those that its inputs come from."""
     contents: dict[str, str]
     """Outputs of CONTENTS, by path."""
-    with_paths: list[str]
+    with_paths: list[FilePath]
     """Outputs that hold a path of the recording machine, or the sha256 of such an output."""
-    checkpoints: dict[str, str]
+    checkpoints: dict[Annotated[str, Field(pattern=r"^\d{1,12}$")], Hash]
     """Digest of each checkpoint at hand, by step."""
-    merged: list[str]
+    merged: list[FilePath]
     """Names of the merged model's files, which need not be results (merge.version)."""
-    seeds: dict[str, list[float]]
+    seeds: dict[str, list[Annotated[float, Field(allow_inf_nan=False)]]]
     """Figures of runs that differ from this one in their seed alone, with this one's."""
     costs: Costs
+
+    @model_validator(mode="after")
+    def _is_of_its_stages(self) -> "Record":
+        for name, receipt in self.receipts.items():
+            stage, _, job = name.partition("@")
+            if stage not in STAGES or not JOB.fullmatch(job):
+                raise ValueError(f"receipts has {shown(name)}, which is no job of a stage")
+            one = STAGES[stage].wildcards[:2]
+            if len(one) == 1 and (target := STAGES[stage].target.format(**{one[0]: job})) not in receipt.outputs:
+                raise ValueError(f"receipts.{name}.outputs lacks {target}, which the stage writes")
+        outputs = {path: digest for each in self.receipts.values() for path, digest in each.outputs.items()}
+        if path := next((path for path in self.with_paths if Path(path).suffix not in TEXTS), None):
+            raise ValueError(f"with_paths has {path}, which has no text to have a path in")
+        for path, text in self.contents.items():
+            if path not in self.with_paths and hashlib.sha256(text.encode()).hexdigest() != outputs.get(path):
+                raise ValueError(f"contents.{path} is not what its receipt lists")
+        train = self.receipts.get(f"train@{self.run}")
+        if train and (lacking := {"dataset", "model", "rendered"} - names_of(train).keys()):
+            raise ValueError(f"receipts.train@{self.run}.params.names lacks {min(lacking)}")
+        return self
 
 
 class RawInput(NamedTuple):
@@ -119,22 +166,26 @@ def record_of(run: FinishedRun) -> Record:
     config = config_of_run(run)
     moved = _Moved(config, receipts)
     checkpoints = {str(step): digest_of_file(path) for step, path in checkpoints_of(run.name).items()}
-    files = {name for name in _leaves(config) if name.startswith("config/") and Path(name).is_file()}
-    result = Record(
-        zerolora=__version__,
-        commit=commit(),
-        run=run.name,
-        config=moved.value(config),
-        files={name: read_bytes(Path(name), LONGEST_TEXT).decode() for name in sorted(files)},
-        lock=LOCK.read_text(encoding="utf-8") if LOCK.is_file() else "",
-        receipts={stage: StageRecord(**moved.value(each._asdict())) for stage, each in receipts.items()},
-        contents=contents_of(receipts, find),
-        with_paths=sorted(_with_paths(receipts, moved, find)),
-        checkpoints=checkpoints,
-        merged=sorted(run.read(run.directory / "merged" / MANIFEST).get("files", {})),
-        seeds=seeds_of(run.name),
-        costs=costs_of(receipts, find, len(checkpoints)),
-    )
+    files = {name for name in texts_in(config) if name.startswith("config/") and Path(name).is_file()}
+    values: dict[str, Any] = {
+        "zerolora": __version__,
+        "commit": commit(),
+        "run": run.name,
+        "config": moved.value(config),
+        "files": {name: read_bytes(Path(name), LONGEST_TEXT).decode() for name in sorted(files)},
+        "lock": LOCK.read_text(encoding="utf-8") if LOCK.is_file() else "",
+        "receipts": {stage: StageRecord(**moved.value(each._asdict())) for stage, each in receipts.items()},
+        "contents": contents_of(receipts, find),
+        "with_paths": sorted(_with_paths(receipts, moved, find)),
+        "checkpoints": checkpoints,
+        "merged": sorted(run.read(run.directory / "merged" / MANIFEST).get("files", {})),
+        "seeds": seeds_of(run.name),
+        "costs": costs_of(receipts, find, len(checkpoints)),
+    }
+    try:
+        result = Record(**values)
+    except ValidationError as error:
+        raise UserError(f"run {run.name} cannot be pushed for `zerolora rebuild`: {_first(error)}") from None
     _check_paths(result)
     return result
 
@@ -147,7 +198,10 @@ def with_files(product: PushedModel, record: Record, include: Collection[str]) -
     files: dict[str, Path] = {}
     if ROWS_FOLDER in include:
         receipts = receipts_here()
-        inputs = raw_inputs({stage: receipts[stage] for stage in record.receipts})
+        of_run = {stage: receipts[stage] for stage in record.receipts}
+        inputs = raw_inputs(of_run)
+        replies = [Path(path) for path in kept_replies(of_run) if Path(path).is_file()]
+        files |= {f"{ROWS_FOLDER}/{sha256(path)}": path for path in replies}
         files |= {f"{ROWS_FOLDER}/{each.sha256}": Path(each.path) for each in inputs if each.stage[:5] != "fetch"}
     if CHECKPOINTS in include:
         found = checkpoints_of(record.run)
@@ -177,9 +231,13 @@ def read_record(path: Path) -> Record:
             f"{path.parent}: has no {RECORD}, so what it was made of is not known; push it again with this version"
         ) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path}: {key + ': ' if key else ''}{first['msg']}; push it again with this version") from None
+        raise UserError(f"{path}: {_first(error)}; push it again with this version") from None
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"] if part != "[key]")
+    return f"{key + ': ' if key else ''}{first['msg'].removeprefix('Value error, ')}"
 
 
 def of_run(run: str, receipts: Mapping[str, Receipt], remedy: str) -> dict[str, Receipt]:
@@ -221,8 +279,21 @@ def receipts_here() -> dict[str, Receipt]:
 
 def names_of(receipt: Receipt | StageRecord) -> dict[str, str]:
     """Return the names in the paths of a stage's files, as its rule passes them."""
-    _, _, text = receipt.params["names"].partition(" ")
+    _, _, text = receipt.params.get("names", "").partition(" ")
     return dict(pair.split("=", 1) for pair in text.split(",") if pair)
+
+
+def kept_replies(receipts: Mapping[str, Receipt]) -> dict[str, str]:
+    """Return the stages that asked a served model, which is not asked again, by the file that keeps its replies."""
+    result = {}
+    for stage, receipt in receipts.items():
+        kind, _, name = stage.partition("@")
+        settings = _decoded(receipt.params.get("settings", ""))
+        if kind == "sample" and settings["of"].get("served"):
+            result[f"work/samples/{name}/{SERVED}"] = stage
+        if kind == "select" and settings["check"] == JUDGE:
+            result[f"work/select/{name}/{VERDICTS}"] = stage
+    return result
 
 
 def raw_inputs(receipts: Mapping[str, Receipt]) -> Iterator[RawInput]:
@@ -330,7 +401,7 @@ class _Moved:
     """Replaces paths that hold on this machine alone by paths below INPUTS."""
 
     def __init__(self, config: Mapping[str, Any], receipts: Mapping[str, Receipt]) -> None:
-        texts = {text.rstrip("/") for text in _leaves(config) if text.startswith(("/", "~", "../"))}
+        texts = {text.rstrip("/") for text in texts_in(config) if text.startswith(("/", "~", "../"))}
         # A text such as /no_think is no path.
         paths = {text for text in texts if Path(text).expanduser().exists()}
         for receipt in receipts.values():
@@ -381,17 +452,17 @@ def _with_paths(receipts: Mapping[str, Receipt], moved: _Moved, find: Find) -> s
         result |= more
 
 
-def _leaves(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """Yield the texts in a JSON value."""
     match value:
         case str():
             yield value
         case dict():
             for each in value.values():
-                yield from _leaves(each)
+                yield from texts_in(each)
         case list():
             for each in value:
-                yield from _leaves(each)
+                yield from texts_in(each)
 
 
 def _check_paths(record: Record) -> None:
@@ -399,7 +470,7 @@ def _check_paths(record: Record) -> None:
     private = {f"{folder}/" for folder in (Path.cwd(), Path.home())} - {"//"}
     values = record.model_dump(mode="json")
     settings = [_decoded(text) for each in record.receipts.values() for text in each.params.values()]
-    found = next((text for text in _leaves([record.config, settings]) if ABSOLUTE.fullmatch(text)), None)
+    found = next((text for text in texts_in([record.config, settings]) if ABSOLUTE.fullmatch(text)), None)
     for value in values.values():
         text = json.dumps(value, ensure_ascii=False)
         found = found or next((path for path in private if path in text), None)

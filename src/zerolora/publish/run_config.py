@@ -8,12 +8,12 @@ import yaml
 from zerolora.config.file import read_written_out
 from zerolora.config.schema import data_folders
 from zerolora.config.selection_checks import all_of
-from zerolora.config.values import HUB_ADAPTERS
+from zerolora.config.values import HUB_ADAPTERS, JUDGE
 from zerolora.errors import printable
 from zerolora.publish.finished import CONFIG, FinishedRun
 
 CONFIG_SECTIONS = ("hardware", "pack", "estimate", "render", "train", "merge", "evaluate", "report")
-"""Sections that every run reads. Judge, export and further tasks are not needed to reproduce a run."""
+"""Sections that every run reads. Export, and tasks that nothing of a run reads, are not needed to reproduce it."""
 ELSEWHERE = "/path/to"
 
 
@@ -24,6 +24,8 @@ def config_of_run(run: FinishedRun) -> dict[str, Any]:
     names, datasets = made_of["runs"], made_of["prepare"]
     models = {run.resolved.prepare[name].model for name in datasets}
     paths = [Path(path) for name in datasets for path in run.resolved.prepare[name].reads_rows]
+    tasks = {task.name for name in names for task in run.resolved.runs[name].train.validation_tasks} | made_of["tasks"]
+    paths += [Path(run.resolved.task_rows[name].path) for name in tasks]
     starts = {run.resolved.runs[name].train.from_adapter for name in names}
     folders = {
         name
@@ -56,8 +58,11 @@ def config_of_run(run: FinishedRun) -> dict[str, Any]:
                 of_group[name] = run.config.all_runs[name].model_dump(exclude_defaults=True)
         if of_group or group in values:
             used[group] = of_group
-    if asked := {task.name for name in names for task in run.resolved.runs[name].train.validation_tasks}:
-        used["tasks"] = {"rows": {name: values["tasks"]["rows"][name] for name in sorted(asked)}}
+    if any(run.config.selections[name].check == JUDGE for name in made_of["selections"]):
+        used["judge"] = values["judge"]
+    for kind, of_kind in (("rows", tasks), ("harness", made_of["harness"])):
+        if of_kind:
+            used.setdefault("tasks", {})[kind] = {name: values["tasks"][kind][name] for name in sorted(of_kind)}
     return used
 
 

@@ -4,6 +4,7 @@ A segment that was tampered with ends in another checkpoint than the recorded on
 tampered with, a drawing of k without replacement has none of them with probability C(n - m, k) / C(n, k).
 """
 
+import hashlib
 import json
 import math
 import random
@@ -65,14 +66,25 @@ class Draw:
         few, many = len(self.segments), len(self.all)
         several = min(many, 3)
         return (
-            f"{few} of {counted(many, 'segment')}, drawn by seed {self.seed}, end in the recorded checkpoints; such an "
-            f"audit finds one tampered segment with a probability of {caught(many, 1, few):.0%}, and one of {several} "
-            f"with {caught(many, several, few):.0%}; metrics and merged weights are not made again"
+            f"{few} of {counted(many, 'segment')}, {_percent(self.share_of_steps)} of the steps, drawn by seed "
+            f"{self.seed}, end in the recorded checkpoints; such an audit finds one tampered segment with a "
+            f"probability of {_percent(caught(many, 1, few))}, and one of {several} with "
+            f"{_percent(caught(many, several, few))}; metrics and merged weights are not made again"
         )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry of rebuild.json."""
+        drawn = [[each.start, each.end] for each in self.segments]
+        return {"seed": self.seed, "drawn": drawn, "of": len(self.all), "share_of_steps": self.share_of_steps}
 
     def __str__(self) -> str:
         drawn = ", ".join(f"{each.start}-{each.end}" for each in self.segments)
         return f"steps {drawn}: {len(self.segments)} of {counted(len(self.all), 'segment')}, drawn by seed {self.seed}"
+
+
+def _percent(share: float) -> str:
+    """Return a share in percent, rounded down: it promises no more than it is."""
+    return f"{math.floor(share * 1000) / 10:g}%"
 
 
 def caught(segments: int, tampered: int, drawn: int) -> float:
@@ -143,8 +155,9 @@ def _segment(
     was: Original, folder: Path, receipt: Receipt, each: Segment, begin: Path | None
 ) -> tuple[Path | None, str]:
     """Train a segment, unless that was done; return its last checkpoint, or why there is none."""
-    # Another checkpoint to begin with is another segment.
-    work = WORK / f"{each.start}-{each.end}{f'-{digest_or_fault(begin)[0][:8]}' if begin else ''}"
+    # Another checkpoint to begin with, another command or other code is another segment.
+    parts = [receipt.params, digest_or_fault(begin)[0] if begin else None]
+    work = WORK / f"{each.start}-{each.end}-{hashlib.sha256(canonical(parts).encode()).hexdigest()[:8]}"
     place = folder / work / "checkpoints" / was.run
     if made := _made(place, each.end):
         return made, ""
@@ -192,7 +205,7 @@ def _adapter(was: Original, folder: Path, receipt: Receipt) -> Iterator[RebuiltP
     if fault:
         yield RebuiltProduct(path, f"train@{was.run}", receipt.outputs[path], None, f"{last.name} is damaged: {fault}")
         return
-    work = WORK / f"adapter-{digest[:8]}"
+    work = WORK / f"adapter-{hashlib.sha256(canonical([receipt.params, digest]).encode()).hexdigest()[:8]}"
     own = folder / work / "output/adapter" / ADAPTER
     if not own.is_file():
         command = _command(was, receipt, {"resume": str(last.resolve())}, work, work / "checkpoints" / was.run)

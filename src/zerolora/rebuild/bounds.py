@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from zerolora.config.stages import STAGES
 from zerolora.evaluate.intervals import LEVEL, wilson
@@ -24,6 +25,11 @@ from zerolora.train.launch.canary import NORM_TOLERANCE, TOLERANCE
 
 COMPUTED = frozenset({*(name for name, stage in STAGES.items() if stage.uses_gpus), "merge"})
 """Stages whose results depend on kernels."""
+FIGURES = ("/train.json", "/evaluate.json")
+SHARES = ("accuracy", "rate", "_low", "_high")
+"""Ends of the names of shares of the rows. Others have the bound of a loss, which is narrower."""
+FEWEST_SEEDS = 3
+"""Two seeds say next to nothing of a third: Student's factor is 12.7."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Bound:
 
     @property
     def holds(self) -> bool:
-        return self.apart <= self.most
+        return math.isfinite(self.apart) and self.apart <= self.most
 
     def __str__(self) -> str:
         values = "" if self.values is None else " {:.6g} and {:.6g}".format(*self.values)
@@ -59,11 +65,15 @@ def other_kernels(original: Original, folder: Path) -> bool:
     return not was or was != now
 
 
+def is_computed(product: RebuiltProduct) -> bool:
+    """Return whether a product is there, and kernels have computed it."""
+    return product.stage.partition("@")[0] in COMPUTED and product.rebuilt is not None
+
+
 def bounds(original: Original, folder: Path, products: list[RebuiltProduct]) -> list[Bound] | None:
     """Return the bounds of what differs; None if a product differs that no kernel computes, or losses or
     weights are not at hand."""
-    unequal = [product for product in products if not product.equal]
-    if any(product.stage.partition("@")[0] not in COMPUTED or product.rebuilt is None for product in unequal):
+    if not all(product.equal or is_computed(product) for product in products):
         return None
     precision = json.loads((folder / zero_of(original)).read_text(encoding="utf-8"))["zerolora"]["precision"]
     tolerance: float = TOLERANCE[precision]
@@ -78,9 +88,11 @@ def bounds(original: Original, folder: Path, products: list[RebuiltProduct]) -> 
     if not weights:
         return None
     result += weights
-    for path in original.contents:
-        if path.endswith(("/train.json", "/evaluate.json")):
-            result += _of_figures(original, folder, path, tolerance)
+    for product in products:
+        if not product.equal and product.path.endswith(FIGURES):
+            if product.path not in original.contents:
+                return None
+            result += _of_figures(original, folder, product.path, tolerance)
     return result
 
 
@@ -95,22 +107,32 @@ def _of_loss(row: dict[str, str], tolerance: float) -> tuple[float, str]:
 
 def _of_figures(original: Original, folder: Path, path: str, tolerance: float) -> Iterator[Bound]:
     was, now = figures(original, folder, path)
-    base = path.startswith("results/base/")
-    of_run = "base model's " if base else ""
-    for name in ("loss_last", "loss_validation", "loss", "accuracy"):
-        if name not in was or not isinstance(was[name], int | float):
+    owner = Path(path).parts[1]
+    of_run = "" if owner == original.run else "base model's " if owner == "base" else f"{owner}'s "
+    for name in sorted(was.keys() | now.keys()):
+        one, two = was.get(name), now.get(name)
+        if one == two and name not in ("accuracy", "loss"):
             continue
-        value, other = float(was[name]), float(now.get(name, math.nan))
-        seeds = [] if base else original.seeds.get(name, [])
-        if len(seeds) > 1:
-            yield _bound(f"{of_run}{name}", value, other, *_of_seeds(seeds))
-        elif name == "accuracy":
+        if not _is_number(one) or not _is_number(two):
+            yield Bound(f"{of_run}{name}", None, math.inf, 0.0, "it is no number in both")
+            continue
+        value, other = float(one), float(two)
+        most, why = _of_loss({"loss": str(value)}, tolerance)
+        widest = NORM_TOLERANCE * most
+        if name.endswith(SHARES) and _is_number(was.get("rows")) and 0 <= value <= 1:
             low, high = wilson(value * was["rows"], was["rows"])
-            yield _bound(
-                f"{of_run}{name}", value, other, max(value - low, high - value), "its 95 % interval over the rows"
-            )
-        else:
-            yield _bound(f"{of_run}{name}", value, other, *_of_loss({"loss": str(value)}, tolerance))
+            most = widest = max(value - low, high - value)
+            why = "its 95 % interval over the rows"
+        seeds = [] if of_run else original.seeds.get(name, [])
+        if len(seeds) >= FEWEST_SEEDS:
+            most, why = _of_seeds(seeds)
+            if original.record and most > widest:  # the word of who pushed it
+                most, why = widest, f"{why}, and at most {widest:.2g}"
+        yield _bound(f"{of_run}{name}", value, other, most, why)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _of_seeds(values: list[float]) -> tuple[float, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import shown
+from zerolora.machine.identity import computing
 from zerolora.publish.card import PIN
 from zerolora.publish.record import is_measured, names_of, stage_of
 from zerolora.rebuild.folder import settings_now
@@ -76,10 +77,12 @@ def machine_of(text: str) -> dict[str, Any]:
 
 
 def machines(original: Original, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the machines of both trainings."""
+    """Return the machines of both trainings; of a rebuild that has not trained yet this one."""
     path = next(path for path in original.receipts[f"train@{original.run}"].outputs if path.endswith(f"/{MACHINE}"))
     own = folder / path
-    return machine_of(original.contents.get(path, "")), machine_of(own.read_text() if own.is_file() else "")
+    device = original.receipts[f"train@{original.run}"].params.get("device")
+    now = machine_of(own.read_text() if own.is_file() else "") or computing("cuda" if device == "cuda" else "cpu")
+    return machine_of(original.contents.get(path, "")), now
 
 
 def _params(stage: str, was: Receipt, now: Receipt) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """The folder of a rebuild: the code and the config as recorded, the pinned inputs, and the commands that run there."""
 
+import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,9 +13,11 @@ from typing import Any
 import yaml
 
 from zerolora.config.stages import ALL_STAGES, USER_FOLDERS
-from zerolora.errors import UserError
+from zerolora.errors import UserError, shown
 from zerolora.files import read_object, sha256, write_json, write_text
-from zerolora.publish.record import RawInput, raw_inputs
+from zerolora.git_environment import git_environment
+from zerolora.judge.work_file import NEVER
+from zerolora.publish.record import RawInput, kept_replies, raw_inputs, texts_in
 from zerolora.rebuild.original import Original
 from zerolora.rebuild.other_rows import first_other_row
 from zerolora.search.rounds import run_to_end
@@ -25,6 +27,8 @@ from zerolora.workflow_files import ROOT
 STATE = "rebuild-of.json"
 """In the folder: what it rebuilds."""
 PROFILE = "profiles/local"
+LONGEST_LINE = 16 << 20
+"""Bytes of the line by which a file of replies is known."""
 LINKED = 64 << 20
 """Bytes from which an input is linked, not copied, where the file system allows it."""
 OWN_RECORDS = (".dvc", "dvc.yaml", "dvc.lock")
@@ -50,6 +54,7 @@ def make_folder(original: Original, folder: Path, given: Sequence[Path]) -> None
             )
         return
     _check_given(original, given)
+    _check_config(original)
     unfinished = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +63,8 @@ def make_folder(original: Original, folder: Path, given: Sequence[Path]) -> None
             _write_record(original, unfinished)
         else:
             _copy_project(original, unfinished)
-        _bring_inputs(original, unfinished, given)
+        _bring_inputs(original, unfinished / original.prefix, given)
+        _bring_replies(original, unfinished / original.prefix, given)
         write_json(unfinished / STATE, {"source": original.source, "digest": original.digest})
         unfinished.rename(folder)
     finally:
@@ -72,11 +78,31 @@ def _check_given(original: Original, given: Sequence[Path]) -> None:
         files = _files_of(path)
         if any(sha256(file) in pinned for file in files):
             continue
+        if kept_replies(original.receipts) and any(map(_has_replies, files)):
+            continue
         alike = next((raw for raw in pinned.values() for file in files if Path(raw.path).name == file.name), None)
         raw = alike or next((raw for raw in pinned.values() if raw.stage.startswith("prepare")), None)
         if raw is None or not files:
             raise UserError(f"{path}: has no file that {original.source} was made of; leave the option out")
         raise UserError(_unlike(original, raw, files[0] if len(files) == 1 else path))
+
+
+def _check_config(original: Original) -> None:
+    """Raise UserError for a pushed config that names a file or directory of this machine outside of the folder."""
+    for text in texts_in(original.record.config) if original.record else ():
+        path = Path(text)
+        if (text.startswith(("/", "~")) or ".." in path.parts) and _exists(path):
+            raise UserError(
+                f"{original.source}: its config names {shown(text)}, a path of this machine, and what a push needs is "
+                "below its folder; do not rebuild it"
+            )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.expanduser().exists()
+    except (OSError, RuntimeError, ValueError):
+        return False
 
 
 def _bring_inputs(original: Original, folder: Path, given: Sequence[Path]) -> None:
@@ -96,6 +122,33 @@ def _bring_inputs(original: Original, folder: Path, given: Sequence[Path]) -> No
             raise UserError(_unlike(original, raw, named or (Path(raw.path) if present else None)))
         if file != place:
             _place(file, place)
+
+
+def _bring_replies(original: Original, folder: Path, given: Sequence[Path]) -> None:
+    """Place what served models replied where the stages look for it: a reply is found by what was asked, so all files
+    of replies are as good as one. Raises UserError if there is none."""
+    brought = [file for path in given for file in _files_of(path) if _has_replies(file)]
+    for path, stage in kept_replies(original.receipts).items():
+        own = [] if original.record else [Path(path)]
+        files = [file for file in (*own, *original.replies, *brought) if file.is_file() and _has_replies(file)]
+        if not files:
+            raise UserError(
+                f"{path}: {stage} asked a served model, which is not asked again, and the file of its replies is not "
+                "here; pass --rows with it"
+            )
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(b"".join(file.read_bytes().removesuffix(b"\n") + b"\n" for file in files))
+
+
+def _has_replies(file: Path) -> bool:
+    """Return whether a file is one of kept replies, by its first line."""
+    with file.open("rb") as lines:
+        line = lines.readline(LONGEST_LINE)
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and {"key", "messages"} <= value.keys()
 
 
 def _may_be_input(path: str) -> bool:
@@ -125,7 +178,8 @@ def _other_row(original: Original, raw: RawInput, file: Path) -> str:
             shutil.copyfile(found, pinned)
         elif original.commit:
             committed = ["git", "show", f"{original.commit}:./{raw.path}"]
-            pinned.write_bytes(subprocess.run(committed, capture_output=True, check=False).stdout)
+            shown_by_git = subprocess.run(committed, capture_output=True, check=False, env=git_environment())
+            pinned.write_bytes(shown_by_git.stdout)
         if not pinned.is_file() or sha256(pinned) != raw.sha256 or not file.is_file():
             return ""
         number = first_other_row(pinned, file, table=False)
@@ -155,16 +209,12 @@ def _copy_project(original: Original, folder: Path) -> None:
     if original.commit is None:  # not in git
         _copy_edited(original, folder)
         return
-    top = _git("rev-parse", "--show-toplevel")
-    if _git("rev-parse", "--show-prefix"):
-        raise UserError(
-            f"{Path.cwd()}: is a folder of the repository {top}; a project that is rebuilt has one of its own"
-        )
-    _git("clone", "--quiet", "--no-checkout", top, str(folder))
+    _git("clone", "--quiet", "--no-checkout", _git("rev-parse", "--show-toplevel"), str(folder))
     _git("-C", str(folder), "checkout", "--quiet", "--detach", original.commit)
-    _copy_edited(original, folder)
+    project = folder / original.prefix
+    _copy_edited(original, project)
     for name in OWN_RECORDS:
-        path = folder / name
+        path = project / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
@@ -205,7 +255,7 @@ def run_targets(original: Original, folder: Path, targets: Sequence[str], keep_c
 
 def run_command(original: Original, folder: Path, command: Sequence[str], failure: str) -> None:
     """Run a command in the folder, with the code there. Raises UserError, with a text, if it fails."""
-    code, stopped = run_to_end(command, forwarded=signal.SIGINT, cwd=folder, env=environment(original, folder))
+    code, stopped = run_to_end(command, cwd=folder, env=environment(original, folder))
     if stopped:
         raise Stopped(f"stopped; {folder} keeps what is done, and the same command continues")
     if code:
@@ -214,7 +264,9 @@ def run_command(original: Original, folder: Path, command: Sequence[str], failur
 
 def environment(original: Original, folder: Path) -> Mapping[str, str]:
     """Return the variables of commands in the folder: for a run of a project its own code first, if it has some."""
-    result: dict[str, str] = {**os.environ}
+    result: dict[str, str] = {**git_environment(), NEVER: "1"}
+    if original.record:
+        result["PYTHONSAFEPATH"] = "1"  # the folder is data from outside: nothing in it is imported
     if original.record is None and (folder / "src/zerolora").is_dir():
         before = result.get("PYTHONPATH")
         result["PYTHONPATH"] = os.pathsep.join([str(folder.resolve() / "src"), *([before] if before else [])])
@@ -233,7 +285,8 @@ def settings_now(folder: Path, stage: str, names: Mapping[str, str], key: str) -
 
 
 def _git(*arguments: str) -> str:
-    result = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    command = ["git", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=git_environment())
     if result.returncode:
         raise UserError(f"git {arguments[0]}: {(result.stderr.strip().splitlines() or ['no reason given'])[-1]}")
     return result.stdout.removesuffix("\n")

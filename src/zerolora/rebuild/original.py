@@ -20,9 +20,13 @@ import yaml
 
 from zerolora import __version__
 from zerolora.errors import UserError, shown
+from zerolora.evidence.verify import CARD
+from zerolora.evidence.verify import FOLDER as STATEMENTS
 from zerolora.fetch.hub_client import explained_errors
 from zerolora.files import MANIFEST, canonical, read_object, sha256
+from zerolora.git_environment import git_environment
 from zerolora.json_kinds import Count, JsonObject, PathBelow, Text, check
+from zerolora.publish import croissant, run_crate
 from zerolora.publish.finished import PUSH
 from zerolora.publish.finished import RECORD as LOCK
 from zerolora.publish.push import DIRECTORIES, HUB
@@ -44,8 +48,12 @@ from zerolora.publish.record import (
 from zerolora.receipt import FOLDER, Receipt, parse
 from zerolora.train.checkpoint.names import STEP
 
+BESIDE = (RECORD, CARD, croissant.NAME, run_crate.NAME)
+"""Files of a push that describe the model."""
 OF_THE_PROJECT = ("config", "envs", "profiles", "src", "workflow")
 """Folders whose uncommitted files belong to a run of the working tree."""
+SUBMODULE = "160000 "
+"""Begins git's entry of one."""
 VERSION = re.compile(r'^__version__ = "([^"]+)"', re.MULTILINE)
 GITS = re.compile(r"[\w./~^@{}-]+")
 
@@ -85,6 +93,8 @@ class Original:
     """Of zerolora."""
     commit: str | None = None
     """Of the project, if it is a run of this one."""
+    prefix: str = ""
+    """Path of the project in its git repository; empty if it is the whole of it."""
     edited: Mapping[str, str | None] | None = None
     """Of the working tree, sha256 of each file that differs from the commit, None for one that is not there; None for a
     revision or a push."""
@@ -99,8 +109,12 @@ class Original:
     seeds: dict[str, list[float]] = field(default_factory=dict)
     pushed: dict[str, Path] = field(default_factory=dict)
     """Files of the pushed model, by the path of the result."""
+    directory: Path = Path()
+    """Of a push."""
     listed: dict[str, Any] = field(default_factory=dict)
     """The files of a push: sha256 and bytes, by name."""
+    replies: tuple[Path, ...] = ()
+    """Files of a push in which replies of served models may be."""
     download: Callable[[], None] = lambda: None
     """Downloads the pushed files, if they are in a repository."""
 
@@ -108,7 +122,9 @@ class Original:
     def digest(self) -> str:
         """Digest of what is compared, by which a rebuild that was stopped is continued."""
         receipts = {stage: receipt._asdict() for stage, receipt in self.receipts.items()}
-        return hashlib.sha256(canonical([self.run, self.commit, self.edited, receipts]).encode()).hexdigest()
+        record = self.record.model_dump(mode="json") if self.record else None
+        parts = [self.run, self.commit, self.edited, receipts, record, self.listed, __version__]
+        return hashlib.sha256(canonical(parts).encode()).hexdigest()
 
     @property
     def name(self) -> str:
@@ -152,6 +168,7 @@ def _of_working_tree(source: str, run: str) -> Original:
         costs_of(receipts, find, len(checkpoints)),
         __version__,
         commit=commit,
+        prefix=_git("rev-parse", "--show-prefix") or "",
         edited=_edited(commit),
         checkpoint_files=checkpoints,
         seeds=seeds_of(run),
@@ -163,7 +180,13 @@ def _edited(commit: str | None) -> dict[str, str | None]:
     if commit is None:
         names = [str(path) for path in Path("config").rglob("*") if path.is_file()]
     else:
-        changed = _git("diff", "--name-only", "-z", commit) or ""
+        entries = (_git("ls-files", "--stage") or "").splitlines()
+        if module := next((line for line in entries if line.startswith(SUBMODULE)), None):
+            raise UserError(
+                f"{module.partition(chr(9))[2]}: is a submodule, which a rebuild does not clone; put its files into "
+                "the project, or rebuild a push of the run"
+            )
+        changed = _git("diff", "--name-only", "--no-renames", "--relative", "-z", commit) or ""
         new = _git("ls-files", "--others", "--exclude-standard", "-z", "--", *OF_THE_PROJECT) or ""
         names = [name for name in (changed + new).split("\0") if name]
     return {name: sha256(Path(name)) if Path(name).is_file() else None for name in names}
@@ -202,6 +225,7 @@ def _of_revision(source: str, run: str, revision: str) -> Original:
         costs_of(found, cache.find, len(current)),
         version[1] if version else __version__,
         commit=commit,
+        prefix=_git("rev-parse", "--show-prefix") or "",
         # Checkpoints are in no cache: those that are there are of the last training.
         checkpoint_files=current if _is_last(found, run) else {},
     )
@@ -291,6 +315,8 @@ def _of_directory(source: str, folder: Path, repository: str) -> Original:
     results = [path.removeprefix(f"{place}/") for path in receipts[stage].outputs if path.startswith(f"{place}/")]
     names = {*results, *(record.merged if what == "merged" else ())} - {MANIFEST}
     pushed = {f"{place}/{name}": folder / name for name in sorted(names & listed.keys())}
+    if unmade := sorted(listed.keys() - names - {MANIFEST, *BESIDE} - {name for name in listed if _is_included(name)}):
+        raise UserError(f"{source}: has {unmade[0]}, which no stage of its record made; push it again")
     return Original(
         source,
         record.run,
@@ -306,8 +332,14 @@ def _of_directory(source: str, folder: Path, repository: str) -> Original:
         checkpoint_digests={int(step): digest for step, digest in record.checkpoints.items()},
         seeds=record.seeds,
         pushed=pushed,
+        replies=tuple(folder / name for name in listed if name.startswith(f"{ROWS_FOLDER}/")),
+        directory=folder,
         listed=listed,
     )
+
+
+def _is_included(name: str) -> bool:
+    return name.partition("/")[0] in (CHECKPOINTS, ROWS_FOLDER, STATEMENTS)
 
 
 def _is_versioned(receipts: Mapping[str, Receipt], run: str) -> bool:
@@ -327,7 +359,7 @@ def _pushed_rows(folder: Path, receipts: Mapping[str, Receipt]) -> dict[str, Pat
 def _git(*arguments: str) -> str | None:
     """Return what git says, without the last line end; None if it fails or is not there."""
     try:
-        result = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+        result = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False, env=git_environment())
     except OSError:
         return None
     return result.stdout.rstrip("\n") if result.returncode == 0 else None

@@ -6,6 +6,7 @@ compare   every product, to the byte, else within bounds
 verdict   a line, a table, and rebuild.json in the folder
 """
 
+import secrets
 import shutil
 import time
 from dataclasses import dataclass, replace
@@ -15,24 +16,31 @@ from typing import Any
 from zerolora import __version__
 from zerolora.errors import UserError, install_command
 from zerolora.evidence.machine_words import in_words
-from zerolora.files import locked, write_json
+from zerolora.files import locked, read_object, write_json
 from zerolora.log import result, say
-from zerolora.machine.identity import computing
 from zerolora.publish.record import names_of, raw_inputs, stage_of
 from zerolora.rebuild import audit
-from zerolora.rebuild.bounds import Bound, bounds, other_kernels
+from zerolora.rebuild.bounds import Bound, bounds, is_computed, other_kernels
 from zerolora.rebuild.explanation import explained, machines, other_settings
 from zerolora.rebuild.folder import make_folder, run_targets
 from zerolora.rebuild.original import Original, original
-from zerolora.rebuild.rebuilt_products import LOSSES, RebuiltProduct, compared, damaged, place_of_difference
+from zerolora.rebuild.rebuilt_products import (
+    LOSSES,
+    RebuiltProduct,
+    compared,
+    damaged,
+    not_compared,
+    place_of_difference,
+)
 from zerolora.report.provenance import UNCOMMITTED
 from zerolora.units import byte_size, counted
 
-RESULT = "rebuild.json"
+RESULT, SEED = "rebuild.json", "audit.json"
 FOLDER = Path("work/rebuild")
 RESOLVED = stage_of("resolve").target
 EQUAL, WITHIN, DIFFERENT = "equal to the byte", "equal within bounds", "different"
-CODES = {EQUAL: 0, WITHIN: 3, DIFFERENT: 1}
+AUDITED = "equal in the audited segments"
+CODES = {EQUAL: 0, AUDITED: 0, WITHIN: 3, DIFFERENT: 1}
 SHOWN = 8
 """Characters of a sha256 in the table."""
 
@@ -46,8 +54,8 @@ class Options:
     """Files and directories with pinned inputs."""
     share: float | None = None
     """Of the segments between checkpoints, for an audit."""
-    seed: int = 0
-    """Of the audit's drawing."""
+    seed: int | None = None
+    """Of the audit's drawing. Default: one that nobody knows before."""
     version: str | None = None
     """Another version of zerolora than the recorded one, by name."""
     trust_code: bool = False
@@ -84,19 +92,33 @@ def rebuild(source: str, options: Options) -> int:
     folder = options.output or FOLDER / was.name
     _check_version(was, options)
     _check_code(was, options)
-    segments = audit.drawn(was, options.share, options.seed) if options.share is not None else None
+    seed = _seed(folder, options)
+    segments = audit.drawn(was, options.share, seed) if options.share is not None else None
     _print_plan(was, folder, segments)
     with locked(folder.parent, "another rebuild is running here; run this one when it has ended"):
         was.download()
         verdict = _of_damage(was)
         if verdict is None:
             make_folder(was, folder, options.given)
-            verdict = _run(was, folder) if segments is None else audit_run(was, folder, segments)
+            if segments:
+                write_json(folder / SEED, {"seed": seed})
+            project = folder / was.prefix
+            verdict = _run(was, project) if segments is None else audit_run(was, project, segments)
         folder.mkdir(parents=True, exist_ok=True)
-        outcome = as_json(was, folder, verdict, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        outcome = as_json(was, folder / was.prefix, verdict, seconds, segments)
         write_json(folder / RESULT, outcome)
-    _print_verdict(verdict, folder, in_words(outcome["machine"]))
+    _print_verdict(was, verdict, folder, in_words(outcome["machine"]))
     return CODES[verdict.verdict]
+
+
+def _seed(folder: Path, options: Options) -> int:
+    """Return the seed of an audit: the given one, that of an audit which continues, or a new one. A seed that the
+    trainer knew would leave the other segments to him."""
+    if options.seed is not None:
+        return options.seed
+    kept = read_object(folder / SEED, "zerolora rebuild").get("seed") if (folder / SEED).is_file() else None
+    return kept if isinstance(kept, int) and kept >= 0 else secrets.randbelow(2**32)
 
 
 def _check_version(was: Original, options: Options) -> None:
@@ -172,8 +194,10 @@ def run_before_training(was: Original, folder: Path) -> RebuildVerdict | None:
     train = f"train@{was.run}"
     run_targets(was, folder, [*was.receipts[train].inputs, RESOLVED], None)
     products = list(compared(was, folder, until=train))
-    if verdict := _different(was, folder, [each for each in products if each.stage != train]):
-        return verdict
+    # Where kernels may round differently, what a kernel computed, as the adapter to begin with, has bounds afterwards.
+    rounded = other_kernels(was, folder)
+    if any(not (each.equal or (rounded and is_computed(each))) for each in products):
+        return _different(was, folder, products)
     if found := other_settings(was, folder):
         stage, how = found
         path = next(iter(was.receipts[stage].outputs))
@@ -200,9 +224,9 @@ def compare(was: Original, folder: Path) -> RebuildVerdict:
     verdict = _different(was, folder, products)
     if verdict is None:
         return RebuildVerdict(EQUAL, products)
-    losses = next((product for product in products if product.path.endswith(f"/{LOSSES}")), None)
+    losses = [product for product in products if product.path.endswith(f"/{LOSSES}")]
     # Kernels that round in another way change the losses. If these are the same, other bytes are not due to kernels.
-    if not other_kernels(was, folder) or losses is None or losses.equal:
+    if not other_kernels(was, folder) or all(each.equal for each in losses):
         return verdict
     limits = bounds(was, folder, products)
     if limits is None:
@@ -219,18 +243,18 @@ def audit_run(was: Original, folder: Path, segments: "audit.Draw") -> RebuildVer
     products = list(audit.run(was, folder, segments))
     first = next((product for product in products if not product.equal), None)
     if first is None:
-        return RebuildVerdict(EQUAL, products, explanation=segments.meaning)
+        return RebuildVerdict(AUDITED, products, explanation=segments.meaning)
     place = {"path": first.path, "stage": first.stage}
     return RebuildVerdict(
         DIFFERENT, products, place, first.note or "the segment does not end in the recorded checkpoint"
     )
 
 
-def as_json(was: Original, folder: Path, verdict: RebuildVerdict, seconds: float) -> dict[str, Any]:
+def as_json(
+    was: Original, folder: Path, verdict: RebuildVerdict, seconds: float, segments: "audit.Draw | None" = None
+) -> dict[str, Any]:
     """Return the content of rebuild.json."""
     _, machine = machines(was, folder)
-    device = was.receipts[f"train@{was.run}"].params.get("device")
-    machine = machine or computing("cuda" if device == "cuda" else "cpu")
     revision = f"{was.commit}{UNCOMMITTED}" if was.edited else was.commit
     place = {"repository": was.repository} if was.repository else {"revision": revision}
     return {
@@ -245,11 +269,13 @@ def as_json(was: Original, folder: Path, verdict: RebuildVerdict, seconds: float
         "first_difference": verdict.first,
         "explanation": verdict.explanation,
         "bounds": [str(limit) for limit in verdict.bounds],
+        "not_compared": not_compared(was),
+        **({"audit": segments.as_json()} if segments else {}),
         "seconds": seconds,
     }
 
 
-def _print_verdict(verdict: RebuildVerdict, folder: Path, machine: str) -> None:
+def _print_verdict(was: Original, verdict: RebuildVerdict, folder: Path, machine: str) -> None:
     rows = [("product", "original", "rebuilt", "")]
     rows += [(each.path, _short(each.original), _short(each.rebuilt), _word(each)) for each in verdict.products]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -257,6 +283,8 @@ def _print_verdict(verdict: RebuildVerdict, folder: Path, machine: str) -> None:
         say("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip())
     for limit in verdict.bounds:
         say(str(limit))
+    if left := not_compared(was):
+        say(f"not compared, since they name directories of the machine: {', '.join(left)}")
     say(f"rebuilt on {machine}")
     say(verdict.line)
     result(f"{folder / RESULT} has the whole comparison")

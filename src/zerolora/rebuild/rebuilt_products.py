@@ -48,14 +48,25 @@ def damaged(original: Original) -> Iterator[RebuiltProduct]:
                 continue
             if (found := sha256(file)) != digest:
                 yield RebuiltProduct(path, stage, found, digest, f"is not what {stage} wrote")
+    yield from _not_as_listed(original)
     for path, file in original.pushed.items():
         listed = original.listed[file.name]["sha256"]
         stage = f"{'train' if '/adapter/' in path else 'merge'}@{original.run}"
         recorded = original.receipts[stage].outputs.get(path)
-        if (now := sha256(file) if file.is_file() else None) != listed:
-            yield RebuiltProduct(path, stage, now, listed, "is not the file that the push lists")
-        elif recorded and path not in original.with_paths and recorded != listed:
+        now = sha256(file) if file.is_file() else None
+        if recorded and path not in original.with_paths and recorded != listed:
             yield RebuiltProduct(path, stage, now, recorded, f"is not what {stage} wrote, by its receipt")
+
+
+def _not_as_listed(original: Original) -> Iterator[RebuiltProduct]:
+    """Yield the files of a push that are not those of its list."""
+    stage = f"train@{original.run}"
+    paths = {file: path for path, file in original.pushed.items()}
+    for name, entry in original.listed.items():
+        file = original.directory / name
+        if (now := sha256(file) if file.is_file() else None) != entry["sha256"]:
+            path = paths.get(file, name)
+            yield RebuiltProduct(path, stage, now, entry["sha256"], "is not the file that the push lists")
 
 
 def compared(original: Original, folder: Path, until: str | None = None) -> Iterator[RebuiltProduct]:
@@ -76,6 +87,11 @@ def compared(original: Original, folder: Path, until: str | None = None) -> Iter
             yield RebuiltProduct(path, stage, digest, sha256(own) if own.is_file() else None)
         if stage == f"merge@{original.run}":
             yield from _of_pushed_merge(original, folder, stage)
+
+
+def not_compared(original: Original) -> list[str]:
+    """Return the products that name directories of the recording machine, and are not pushed."""
+    return sorted(original.with_paths - original.pushed.keys())
 
 
 def _of_pushed_merge(original: Original, folder: Path, stage: str) -> Iterator[RebuiltProduct]:

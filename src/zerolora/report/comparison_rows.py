@@ -12,8 +12,9 @@ from typing import Any
 
 from zerolora.config.grids import Shared
 from zerolora.config.stages import STAGES, Stage
+from zerolora.config.values import RUN_ADAPTER
 from zerolora.errors import UserError
-from zerolora.files import read_object
+from zerolora.files import MANIFEST, read_object
 from zerolora.log import PREFIX, read_status
 from zerolora.report.run_settings import settings_of_run
 
@@ -62,7 +63,7 @@ def all_runs(results: Path, outdated: Mapping[str, str] | None = None) -> tuple[
         named = {run: _names(results, run, resolved) for run in by_name(overrides)}
     except (KeyError, TypeError):
         raise UserError(f"{path}: was written by another version; run `zerolora stage resolve` again") from None
-    return [_row(names, outdated or {}) for names in named.values()], overrides
+    return [_row(names, outdated or {}, named) for names in named.values()], overrides
 
 
 def _names(results: Path, run: str, resolved: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,10 +77,40 @@ def _names(results: Path, run: str, resolved: Mapping[str, Any]) -> dict[str, An
         "model": resolved["prepare"][settings["dataset"]]["model"],
         "strategy": settings["render"]["strategy"],
         "tasks": settings["report"]["tasks"],
+        "made_of": list(_made_of(settings["dataset"], resolved)),
+        "after": sorted(_origins(settings, resolved) - {run}),
     }
 
 
-def _row(names: Mapping[str, Any], outdated: Mapping[str, str]) -> Row:
+def _made_of(dataset: str, resolved: Mapping[str, Any]) -> Iterator[tuple[Stage, dict[str, str]]]:
+    """Yield the stages that make the answers of a data set, in order, each with the value of its wildcard."""
+    prepared = resolved["prepare"]
+    for selection in prepared[dataset].get("selections", ()):
+        sample = resolved["selections"][selection]["samples"]
+        asked = resolved["samples"][sample]["dataset"]
+        compared = resolved.get("held_out", {})
+        for name in dict.fromkeys([asked, *(each["dataset"] for each in compared.values() if each.get("dataset"))]):
+            yield STAGES["fetch"], {"model": prepared[name]["model"]}
+            yield STAGES["prepare"], {"dataset": name}
+        for task in (each["task"] for each in compared.values() if each.get("task")):
+            yield STAGES["task_rows"], {"task": task}
+        yield STAGES["sample"], {"sample": sample}
+        yield from ((STAGES["held_out"], {"questions": name}) for name in compared)
+        yield STAGES["select"], {"selection": selection}
+
+
+def _origins(settings: Mapping[str, Any], resolved: Mapping[str, Any]) -> set[str]:
+    """Return the runs that a run waits for: those whose answers or adapter it has."""
+    sections = [settings.get(stage) or {} for stage in ("train", "reference", "teacher")]
+    adapters = [section.get("from_adapter") or section.get("adapter") for section in sections]
+    found = {match[1] for each in adapters if each and (match := RUN_ADAPTER.fullmatch(each))}
+    for selection in resolved["prepare"][settings["dataset"]].get("selections", ()):
+        found.add(resolved["samples"][resolved["selections"][selection]["samples"]]["of"].get("run", ""))
+    return found - {""}
+
+
+def _row(names: Mapping[str, Any], outdated: Mapping[str, str], others: Mapping[str, Mapping[str, Any]]) -> Row:
+    """Return the row of a run, by its names; `others` are those of all runs."""
     run, results = names["run"], names["results"]
     row = _ended(results, names)
     if row is None and run in outdated:
@@ -87,6 +118,11 @@ def _row(names: Mapping[str, Any], outdated: Mapping[str, str]) -> Row:
         row = {"status": "not run", "reason": reason}
     if row is None and (results / ROWS / f"{run}.json").is_file():
         return finished([run], results / ROWS)[0]
+    if row is None or row["status"] == "not run":
+        lacking = (each for each in names["after"] if not (results / each / "adapter" / MANIFEST).is_file())
+        if origin := next((each for each in lacking if each in others), None):
+            status = _row(others[origin], outdated, others)["status"]
+            row = {"status": "not run", "reason": f"waits for {origin}, {status}"}
     return {"run": run, "strategy": names["strategy"], **(row or {"status": "not run", "reason": ""})}
 
 
@@ -130,7 +166,9 @@ def _figures(metrics: Path, stages: Container[str]) -> Row:
 
 
 def _stages_of(names: Mapping[str, Any]) -> Iterator[tuple[Stage, Mapping[str, Any]]]:
-    """Yield the stages of a run, with the values of their wildcards: a stage of tasks once for each."""
+    """Yield the stages of a run and of the answers that it learns from, with the values of their wildcards: a stage of
+    tasks once for each."""
+    yield from names["made_of"]
     for stage in OF_A_RUN:
         if "task" in stage.wildcards:
             yield from ((stage, {**names, "task": task}) for task in names["tasks"])

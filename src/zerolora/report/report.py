@@ -96,6 +96,7 @@ def report(
         disagree=disagree,
         less_likely=held_out_preference.less_likely(compared),
         since_start=held_out_preference.change_in_training(trained),
+        taught=objective if objective.taught else None,
         metrics=sorted(tasks.held_out_changes(compared).items(), key=lambda item: (item[0] != first_metric, item[0])),
         tasks=task_metrics,
         groups=groups,

@@ -6,6 +6,7 @@ from typing import Any
 from zerolora.config.settings import SampleSettings
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.generation import SharedPrefix, answer_batch, cache_of_prompts, shared_prefix
+from zerolora.model.answer_text import AnswerTexts
 from zerolora.model.rope import first_grown
 from zerolora.progress import Progress
 from zerolora.sample.draws import Drawn
@@ -32,13 +33,10 @@ def draw_answers(
     done: answers that were there before, for the bar; `silent` shows none.
     """
     loaded, tokenizer, stops = model
+    texts = AnswerTexts(tokenizer, stops, settings.stop)
     drawn = Drawn(settings.seed, settings.temperature, settings.top_p)
     generated = 0
     total = done + sum(len(batch.prompts) for batch in batches)
-
-    def ended(tokens: list[int]) -> bool:
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
-        return any(end in text for end in settings.stop)
 
     # Of all prompts, not of those that are left. One whose rotary factors change with its length is by itself.
     lengths = sorted(len(prompt.tokens) for prompt in prompts)
@@ -63,15 +61,13 @@ def draw_answers(
                     stops,
                     settings.max_new_tokens,
                     own,
-                    ended if settings.stop else None,
+                    texts.ended if settings.stop else None,
                     draw=drawn.of(keys) if settings.temperature else None,
                     cache=cached[1](),
                 )
                 lines = []
                 for (key, sample), answer in zip(keys, continued, strict=True):
-                    text = tokenizer.decode(answer, skip_special_tokens=True)
-                    is_ended = answer[-1] in stops or any(end in text for end in settings.stop)
-                    lines.append(line_of(key, sample, Sampled(text, len(answer), is_ended)))
+                    lines.append(line_of(key, sample, Sampled(*texts.of(answer))))
                     generated += len(answer)
                 keep(lines)
                 bar.update(len(members), f"{bar.rate(len(members)):.1f} answers/s")

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from zerolora.errors import UserError
+
 FIRST = 1024
 """Likeliest tokens among which the set of top_p is looked for, before all are sorted."""
 GOLDEN = 0x9E3779B9
@@ -54,7 +56,11 @@ class Drawn:
         return torch.cat([self._raced(part, key) for part, key in zip(parts, numbers, strict=True)])
 
     def _raced(self, logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        probabilities = torch.softmax(logits.float() / self.temperature, -1)
+        logits = logits.float()
+        logits = logits - logits.amax(-1, keepdim=True)  # before the division: a small temperature has no overflow
+        if bool(logits.isnan().any()):
+            raise UserError("the model's logits are not finite; check its weights, or use another precision")
+        probabilities = torch.softmax(logits / self.temperature, -1)
         if self.top_p < 1:
             probabilities = _nucleus(probabilities, self.top_p)
         return probabilities.div_(exponential(keys, logits.shape[-1]))

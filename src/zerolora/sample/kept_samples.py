@@ -31,6 +31,8 @@ class Sampled(NamedTuple):
     """Generated tokens; None if a server does not say."""
     ended: bool = True
     """Whether a stop token or text ended it, not the maximum length."""
+    whole: bool = True
+    """Whether the text has all that was generated (model/answer_text.py)."""
 
 
 Answers = dict[tuple[str, int], Sampled]

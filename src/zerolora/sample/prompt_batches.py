@@ -17,7 +17,7 @@ from zerolora.errors import UserError
 from zerolora.files import MANIFEST
 from zerolora.memory.inference import AUTO_ROWS
 from zerolora.model import foreign
-from zerolora.model.architecture import config_of
+from zerolora.model.longest_row import longest_row
 
 
 class AskedPrompt(NamedTuple):
@@ -54,8 +54,8 @@ def read_prompts(data: Path) -> list[AskedPrompt]:
 
 def check_room(prompt: int, answer: int, weights: Path, what: str) -> None:
     """Raise UserError if a prompt and an answer of these tokens are longer than the rows that a model takes."""
-    most = getattr(config_of(weights).get_text_config(), "max_position_embeddings", None)
-    if isinstance(most, int) and 0 < most < prompt + answer:
+    most = longest_row(weights)
+    if most is not None and most < prompt + answer:
         raise UserError(
             f"{what}.max_new_tokens: {answer:,}, and with the longest prompt, of {prompt:,} tokens, this is more than "
             f"the {most:,} that {weights} takes; use {max(most - prompt, 0):,} or less, or a smaller max_prompt_length "

@@ -15,7 +15,7 @@ from typing import Any
 
 from zerolora.config.settings import SampleSettings
 from zerolora.data.prepared_rows import PROMPTS
-from zerolora.errors import UserError
+from zerolora.errors import UserError, shown
 from zerolora.evaluate import vllm_engine
 from zerolora.evaluate.evaluate import resources_of
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load_tokenizer
@@ -24,6 +24,7 @@ from zerolora.log import LOGGER, result
 from zerolora.machine import cpu_matmul
 from zerolora.methods.peft_format import ADAPTER
 from zerolora.model import added_tokens, foreign
+from zerolora.model.answer_text import AnswerTexts
 from zerolora.sample.draw_ranks import draw_here, draw_on_ranks
 from zerolora.sample.draws import seed_of
 from zerolora.sample.kept_samples import Answers, Sampled, answers_in, key_of, open_folder
@@ -60,10 +61,11 @@ def sample(
     lines = []
     for row, prompt in enumerate(prompts):
         for number in range(settings.n):
-            text, tokens, ended = answers[prompt.key.hex(), number]
+            text, tokens, ended, whole = answers[prompt.key.hex(), number]
             assert isinstance(text, str)
             cut = text[: min((text.find(end) for end in settings.stop if end in text), default=len(text))]
-            lines.append({"row": row, "sample": number, "text": cut, "tokens": tokens, "ended": ended})
+            line = {"row": row, "sample": number, "text": cut, "tokens": tokens, "ended": ended, "whole": whole}
+            lines.append(line)
     counts = _counts(lines, prompts)
     with staged_directory(output) as folder:
         write_text(folder / ANSWERS, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines))
@@ -87,6 +89,7 @@ def _counts(lines: list[dict[str, Any]], prompts: list[AskedPrompt]) -> dict[str
         "answers": len(lines),
         "distinct_answers": len({(line["row"], line["text"]) for line in lines}),
         "ended_rate": sum(line["ended"] for line in lines) / len(lines),
+        "whole_rate": sum(line["whole"] for line in lines) / len(lines),
         "tokens_per_answer": sum(tokens) / len(tokens) if tokens else 0.0,
     }
 
@@ -112,6 +115,7 @@ def _draw(
     engine = vllm_engine.check(settings, data, model, section) if vllm else f"transformers {version('transformers')}"
     weights = model.merged or model.base
     check_room(max(len(prompt.tokens) for prompt in prompts), settings.max_new_tokens, weights, section)
+    _check_stop(settings, load_tokenizer(weights, added_tokens.of_data(data), model.loaded_adapter)[0], section)
     if model.device == "cpu":
         cpu_matmul.choose()
     folder = open_folder(work, key_of(settings, data, model, engine))
@@ -146,15 +150,23 @@ def _draw(
     return engine, answers, {"new_answers": len(wanted) - done, "engine": engine, **resources_of(folder, tokens)}
 
 
+def _check_stop(settings: SampleSettings, tokenizer: Any, section: str) -> None:
+    """Raise UserError for a stop text with a special token, which is in no text."""
+    for end in settings.stop:
+        if token := next((each for each in tokenizer.all_special_tokens if each in end), None):
+            raise UserError(
+                f"{section}.stop: {shown(end)} has the special token {shown(token)}, which is in no text; remove it, "
+                "and add the token to stop_tokens in prepare unless it ends answers already"
+            )
+
+
 def _decoded(settings: SampleSettings, data: Path, model: EvaluatedModel, answers: Answers) -> Answers:
     """Return answers of another engine, which are tokens, as texts."""
     weights = model.merged or model.base
     tokenizer, _ = load_tokenizer(weights, added_tokens.of_data(data), model.loaded_adapter)
-    stops = vllm_engine.stops_for(model, weights, data)
+    texts = AnswerTexts(tokenizer, vllm_engine.stops_for(model, weights, data), settings.stop)
     result = {}
-    for key, (tokens, count, _) in answers.items():
-        assert not isinstance(tokens, str)
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
-        ended = tokens[-1:] != [] and tokens[-1] in stops
-        result[key] = Sampled(text, count, ended or any(end in text for end in settings.stop))
+    for key, answer in answers.items():
+        assert not isinstance(answer.text, str)
+        result[key] = Sampled(*texts.of(answer.text))
     return result

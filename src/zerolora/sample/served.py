@@ -7,6 +7,7 @@ which answers are only added. A request carries a seed; a server may draw other 
 import concurrent.futures
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,16 +17,20 @@ from zerolora.config.sample_sections import Served
 from zerolora.config.settings import SampleSettings
 from zerolora.data.formats.template_arguments import KEYWORDS
 from zerolora.data.prepared_rows import PROMPTS, ROW, open_table
-from zerolora.errors import UserError
+from zerolora.errors import UserError, shown
 from zerolora.files import canonical
 from zerolora.judge.endpoint import Endpoint, NoSeedError, Service
-from zerolora.judge.work_file import WorkFile
+from zerolora.judge.work_file import SERVED, WorkFile
 from zerolora.log import LOGGER
+from zerolora.model.answer_text import UNFINISHED
 from zerolora.progress import Progress
 from zerolora.sample.draws import seed_of
 from zerolora.sample.kept_samples import Answers, Sampled
 from zerolora.sample.prompt_batches import AskedPrompt
+from zerolora.units import counted
 
+STOPPED, LENGTH = "stop", "length"
+"""The values of finish_reason for an answer that ended, and for one that the limit cut."""
 AT_ONCE = 8
 """Requests at a time, with batch: auto."""
 
@@ -46,18 +51,23 @@ def ask_served(
     served = settings.of.served
     assert served is not None
     requests = _requests(settings, served, data, prompts, name)
-    kept = WorkFile(work / "served.jsonl")
+    kept = WorkFile(work / SERVED)
     left = [key for key in requests if key not in kept.pieces]
     if left:
         where = served.address, served.model, served.key_variable
         service = Service(f"samples.{name}.of.served", "address", *where, page="docs/sampling.md")
         with Endpoint(service, {}, environment) as endpoint:
-            _ask(endpoint, requests, left, kept, settings)
+            _ask(endpoint, requests, left, kept, settings, service.section)
     answers = {}
     for key, (prompt, sample, _) in requests.items():
         piece = kept.pieces[key]
-        answers[prompt, sample] = Sampled(piece["answer"], piece["tokens"], piece["ended"])
+        text = piece["answer"]
+        whole = not piece["calls_tools"] and UNFINISHED not in text
+        answers[prompt, sample] = Sampled(text, piece["tokens"], piece["finish_reason"] == STOPPED, whole)
     pieces = [kept.pieces[key] for key in requests]
+    reasons = Counter(piece["finish_reason"] for piece in pieces if piece["finish_reason"] not in (STOPPED, LENGTH))
+    for reason, count in sorted(reasons.items()):
+        LOGGER.warning("sample: finish_reason is %s in %s: not ended", shown(reason), counted(count, "answer"))
     times = sorted(piece["asked"] for piece in pieces)
     known = {
         "address": served.address,
@@ -94,15 +104,19 @@ def _requests(
                 "not asked; take its rows out of the data set, or sample from a model of this project"
             )
         tools = {"tools": row["tools"]} if row.get("tools") else {}
+        # Of what the server sees: the tokens of this project's tokenizer are none of its concern.
+        asked = hashlib.sha256(canonical([row["messages"], tools]).encode()).digest()
         for sample in range(settings.n):
-            seed = seed_of(settings.seed, prompt.key, sample)
+            seed = seed_of(settings.seed, asked, sample)
             body = {**common, **tools, "messages": row["messages"], "seed": seed}
             key = hashlib.sha256(canonical([served.address, served.model, sample, body]).encode()).hexdigest()
             result[key] = prompt.key.hex(), sample, body
     return result
 
 
-def _ask(endpoint: Endpoint, requests: Requests, left: list[str], kept: WorkFile, settings: SampleSettings) -> None:
+def _ask(
+    endpoint: Endpoint, requests: Requests, left: list[str], kept: WorkFile, settings: SampleSettings, name: str
+) -> None:
     """Ask for the answers that are left, several at a time, and keep each when it arrives."""
     seeded = True
 
@@ -110,6 +124,11 @@ def _ask(endpoint: Endpoint, requests: Requests, left: list[str], kept: WorkFile
         body = {name: value for name, value in requests[key][2].items() if seeded or name != "seed"}
         asked = datetime.now(UTC).isoformat(timespec="seconds")
         reply = endpoint.ask(**body)
+        if reply.had_key:
+            raise UserError(
+                f"{name}.key_variable: an answer contains the text of the key, which is written nowhere; remove "
+                "key_variable if the server needs no key, otherwise give it a key that no answer has"
+            )
         return {
             "key": key,
             "address": endpoint.address,
@@ -120,7 +139,8 @@ def _ask(endpoint: Endpoint, requests: Requests, left: list[str], kept: WorkFile
             "messages": body["messages"],
             "answer": reply.text,
             "tokens": reply.completion_tokens,
-            "ended": reply.finish_reason != "length",
+            "finish_reason": reply.finish_reason,
+            "calls_tools": reply.calls_tools,
         }
 
     with Progress("answer", len(requests), len(requests) - len(left)) as bar:

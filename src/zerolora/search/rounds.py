@@ -116,14 +116,13 @@ def _reasons() -> Iterator[tuple[str, str]]:
             yield row["run"], row["reason"]
 
 
-def run_to_end(
-    command: Sequence[str], *, forwarded: signal.Signals = signal.SIGTERM, **options: Any
-) -> tuple[int, bool]:
+def run_to_end(command: Sequence[str], **options: Any) -> tuple[int, bool]:
     """Run a command, with options of Popen, and return its exit code and whether it was asked to stop. Ctrl-C reaches
-    it directly, SIGTERM is forwarded, as `forwarded`: it ends by itself.
+    it directly, SIGTERM as a SIGINT: it ends by itself.
 
     Snakemake 9.27 takes its own lock in its handler of SIGTERM, and hangs if it has that lock at that moment; of a
-    SIGINT it ends its jobs and then itself.
+    SIGINT it ends its jobs and then itself. A shell has its background commands ignore SIGINT, which a command would
+    inherit, so that one gets a session of its own instead, where no Ctrl-C arrives.
     """
     interrupted, terminated = threading.Event(), threading.Event()
     running: subprocess.Popen[bytes] | None = None
@@ -131,19 +130,19 @@ def run_to_end(
     def forward(*_: object) -> None:
         terminated.set()
         if running:
-            running.send_signal(forwarded)
+            running.send_signal(signal.SIGINT)
 
-    # Installed before the command starts, so that no signal ends the search alone.
-    handlers = {signal.SIGINT: lambda *_: interrupted.set(), signal.SIGTERM: forward}
+    # Installed before the command starts, so that no signal ends the search alone. It is born with their defaults.
+    in_background = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ctrl_c = (lambda *_: None) if in_background else (lambda *_: interrupted.set())
     before = {
-        number: signal.signal(number, handler)
-        for number, handler in handlers.items()
-        if signal.getsignal(number) is not signal.SIG_IGN
+        signal.SIGINT: signal.signal(signal.SIGINT, ctrl_c),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, forward),
     }
     try:
-        running = subprocess.Popen(command, **options)
+        running = subprocess.Popen(command, start_new_session=in_background, **options)
         if terminated.is_set():
-            running.send_signal(forwarded)
+            running.send_signal(signal.SIGINT)
         code = running.wait()
         return code, interrupted.is_set() or terminated.is_set()
     except OSError as error:

@@ -11,7 +11,7 @@ from zerolora.config.selection_sections import Kept, SelectionSection
 from zerolora.data.normal_form import normal_form
 from zerolora.errors import UserError
 
-LEFT_OUT = ("not_ended", "blank", "too_long", "without_score", "not_mixed", "duplicates", "beyond_most")
+LEFT_OUT = ("not_ended", "not_whole", "blank", "too_long", "without_score", "not_mixed", "duplicates", "beyond_most")
 """Reasons for which an answer, right as it may be, becomes no row."""
 ONE_ROW: tuple[Kept, ...] = ("best", "pairs")
 """Kinds of selections with one row a prompt by default."""
@@ -27,6 +27,8 @@ class SampledAnswer(NamedTuple):
     tokens: int | None
     """None if a server did not count them."""
     ended: bool
+    whole: bool
+    """Whether its text has all that was generated."""
     right: bool | None = None
     """None if nothing says so."""
     score: float | None = None
@@ -62,7 +64,7 @@ def _answers_in(path: Path) -> Iterator[SampledAnswer]:
         for number, line in enumerate(file, 1):
             try:
                 value = json.loads(line)
-                yield SampledAnswer(*(value[key] for key in ("row", "sample", "text", "tokens", "ended")))
+                yield SampledAnswer(*(value[key] for key in ("row", "sample", "text", "tokens", "ended", "whole")))
             except (ValueError, TypeError, KeyError):
                 raise UserError(f"{path}:{number}: is no sampled answer; run `zerolora stage sample` again") from None
 
@@ -81,7 +83,7 @@ def chosen(
         return []
     most = settings.most or (1 if settings.keep in ONE_ROW else len(answers))
     if settings.keep == "pairs":
-        return _pairs(settings.margin, members, most)
+        return _pairs(settings.margin, members, most, counts)
     if settings.keep == "best":
         members = _by_score(members)
     kept: list[KeptRow] = []
@@ -106,11 +108,14 @@ def chosen(
 def usable(
     settings: SelectionSection, answers: Sequence[SampledAnswer], left_out: Counter[str] | None = None
 ) -> Iterator[SampledAnswer]:
-    """Yield the answers that may become rows. One that its limit ended would teach a model to end there."""
+    """Yield the answers that may become rows. One that its limit ended would teach a model to end there, and one whose
+    text lacks some of it, such as the tokens around a call of a tool, something that no model has said."""
     counts: Counter[str] = Counter() if left_out is None else left_out
     for answer in answers:
         if not answer.ended:
             counts["not_ended"] += 1
+        elif not answer.whole:
+            counts["not_whole"] += 1
         elif not answer.text.strip():
             counts["blank"] += 1
         elif settings.max_answer_length and (answer.tokens or 0) > settings.max_answer_length:
@@ -136,15 +141,18 @@ def _by_score(answers: Sequence[SampledAnswer]) -> list[SampledAnswer]:
     return sorted(answers, key=lambda answer: (-_score(answer), answer.sample))
 
 
-def _pairs(margin: float, answers: Sequence[SampledAnswer], most: int) -> list[KeptRow]:
+def _pairs(margin: float, answers: Sequence[SampledAnswer], most: int, counts: Counter[str]) -> list[KeptRow]:
     """Return pairs of the best with the worst answer, the next best with the next worst, and so on, whose scores differ
     by more than `margin`, of different texts."""
     better = _by_score(_distinct(answers))
+    counts["duplicates"] += len(answers) - len(better)
     worse = sorted(better, key=lambda answer: (_score(answer), answer.sample))
-    pairs = itertools.takewhile(
+    differing = itertools.takewhile(
         lambda pair: _score(pair[0]) - _score(pair[1]) > margin, zip(better, worse, strict=True)
     )
-    return [KeptRow(*pair) for pair in itertools.islice(pairs, most)]
+    pairs = [KeptRow(*pair) for pair in differing]
+    counts["beyond_most"] += 2 * len(pairs[most:])
+    return pairs[:most]
 
 
 def _distinct(answers: Sequence[SampledAnswer]) -> list[SampledAnswer]:

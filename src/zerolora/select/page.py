@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zerolora.pages import environment
 from zerolora.select.kept_answers import LEFT_OUT, SampledAnswer
@@ -12,6 +12,7 @@ SHOWN = 10
 """Answers on the page."""
 WHY = {
     "not_ended": "not ended within max_new_tokens",
+    "not_whole": "with a special token or a part of a character, which a text does not have",
     "blank": "without text",
     "too_long": "longer than max_answer_length",
     "without_score": "without a score that could be read",
@@ -22,7 +23,7 @@ WHY = {
 CHANGED = {
     "prompt_tokens": "tokens of a prompt",
     "answer_tokens": "tokens of an answer",
-    "right_share": "share of right answers to a prompt",
+    "pass_rate": "share of right answers to the same prompt",
     "easy_share": f"share of easy prompts: more than {EASY:.0%} of the answers are right",
 }
 assert {*WHY} == {*LEFT_OUT}
@@ -40,8 +41,11 @@ class ShownAnswer(NamedTuple):
     kept: str
 
 
-def page_of(title: str, results: Sequence[PromptResult], left_out: Mapping[str, int], rule: str) -> str:
-    """Return the page. `rule`: when an answer is right, in a few words."""
+def page_of(
+    title: str, results: Sequence[PromptResult], left_out: Mapping[str, int], rule: str, held_out: Mapping[str, int]
+) -> str:
+    """Return the page. `rule`: when an answer is right, in a few words. `held_out`: by name of what runs are evaluated
+    with, how many prompts are equal or near to a question of it."""
     judged = is_judged(results)
     template = environment(Path(__file__).parent).get_template("page.html")
     text: str = template.render(
@@ -54,6 +58,7 @@ def page_of(title: str, results: Sequence[PromptResult], left_out: Mapping[str, 
         groups=coverage(results, judged),
         changes={CHANGED[name]: values for name, values in changes(results, judged).items()},
         left_out={WHY[name]: left_out[name] for name in LEFT_OUT if left_out.get(name)},
+        held_out=held_out,
         answers=[*_shown(results)],
     )
     return text
@@ -67,7 +72,7 @@ def _shown(results: Sequence[PromptResult]) -> list[ShownAnswer]:
 
 
 def _answer(result: PromptResult, answer: SampledAnswer) -> ShownAnswer:
-    row: Mapping[str, Any] = result.prompt.row
+    question, given = str(result.prompt.row["question"]), " | ".join(result.prompt.given)
     kept = "no row"
     for each in result.rows:
         if answer in (each.answer, each.rejected):
@@ -75,5 +80,11 @@ def _answer(result: PromptResult, answer: SampledAnswer) -> ShownAnswer:
     word = {True: "right", False: "wrong", None: "not judged"}[answer.right]
     score = f", score {answer.score:.3g}" if answer.score is not None else ""
     return ShownAnswer(
-        answer.row, answer.sample, str(row["question"]), str(row["expected"]), answer.text, f"{word}{score}", kept
+        answer.row,
+        answer.sample,
+        question,
+        given,
+        answer.text,
+        f"{word}{score}",
+        kept,
     )

@@ -6,6 +6,7 @@ Writes rows.jsonl (the rows, each with its provenance, as `prepare` reads them),
 selection changed), select.html (the same as a page, with ten answers) and manifest.json.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,14 +18,15 @@ from zerolora.data.example import SAMPLED
 from zerolora.data.sampled_rows import KINDS, PROMPT, ROWS
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, canonical, describe, sha256, staged_directory, write_json, write_text
-from zerolora.log import result
+from zerolora.log import LOGGER, result
 from zerolora.model import foreign
 from zerolora.model.manifest import check_intact
 from zerolora.select.asked_prompts import SampledPrompt, read_prompts
+from zerolora.select.held_out import held_out_prompts
 from zerolora.select.kept_answers import KeptRow, SampledAnswer, chosen, read_answers
 from zerolora.select.page import page_of
 from zerolora.select.selection_figures import PromptResult, metrics, pass_rates
-from zerolora.select.verdicts import by_judge, by_task, task_with_prompts
+from zerolora.select.verdicts import by_judge, by_task, is_asked, task_with_prompts
 from zerolora.units import counted
 
 ANSWERS = "answers.jsonl"
@@ -36,14 +38,16 @@ def select(
     name: str,
     data: Path,
     samples: Path,
+    questions: Path,
     work: Path,
     output: Path,
     environment: Mapping[str, str] | None = None,
 ) -> None:
     """Write the rows that the selection `name` keeps of the answers in `samples` to directory `output`.
 
-    `data` is the prepared data set whose prompts were sampled; finished requests to a judge are in directory `work`,
-    and missing ones are made only with an `environment`, whose variables may have a key.
+    `data` is the prepared data set whose prompts were sampled. A prompt like one in a file of directory `questions`
+    that settings.held_out names becomes no row. Finished requests to a judge are in directory `work`, and missing ones
+    are made only with an `environment`, whose variables may have a key.
     Raises UserError, before anything is written, if an earlier stage's file is missing or of other prompts, the check
     asks none of them, ratings are missing, or no row is left.
     """
@@ -52,7 +56,16 @@ def select(
     if manifest["prompts"] != sha256(data / "prompts.arrow"):
         raise UserError(f"{samples}: has answers to other prompts than {data} has; run `zerolora stage sample` again")
     prompts = read_prompts(data)
-    groups = list(zip(prompts, read_answers(samples / ANSWERS, len(prompts)), strict=True))
+    names = [each for each in settings.held_out if each != settings.not_asked]
+    found = held_out_prompts(questions, names, [prompt.texts for prompt in prompts])
+    like = {*itertools.chain.from_iterable(found.values())}
+    if len(like) == len(prompts):
+        raise UserError(
+            f"selections.{name}: all {counted(len(prompts), 'prompt')} are equal or near to questions of "
+            f"{', '.join(each for each in found if found[each])}, with which runs are evaluated; sample other prompts"
+        )
+    answers_of = enumerate(zip(prompts, read_answers(samples / ANSWERS, len(prompts)), strict=True))
+    groups = [group for number, group in answers_of if number not in like]
     if settings.max_answer_length and any(each.tokens is None for _, answers in groups for each in answers):
         raise UserError(
             f"selections.{name}.max_answer_length: the server of {settings.samples} did not count the tokens of its "
@@ -62,8 +75,8 @@ def select(
         judged = by_judge(settings, name, groups, work, environment)
         rule = BY_RATING.format(least=settings.least) if settings.least is not None else "nothing: no rating is"
     else:
-        task = task_with_prompts(settings, name, prompts)
-        groups = [(prompt, answers) for prompt, answers in groups if task.asks(prompt.row)]
+        task = task_with_prompts(settings, name, [prompt for prompt, _ in groups])
+        groups = [(prompt, answers) for prompt, answers in groups if is_asked(task, prompt)]
         judged = [by_task(settings, name, task, prompt, answers) for prompt, answers in groups]
         rule = task.rule if settings.least is None else f"its {settings.score} is {settings.least:g} or more"
     left_out: Counter[str] = Counter()
@@ -73,13 +86,26 @@ def select(
     ]
     _check_some(settings, name, results, left_out)
     lines = [canonical(_row(settings, result.prompt, row, manifest)) for result in results for row in result.rows]
-    values = metrics(results, left_out)
+    not_asked = {each: len(numbers) for each, numbers in found.items()}
+    values = metrics(results, left_out) | {
+        "held_out_prompts": len(like),
+        **{f"held_out_prompts_{each}": count for each, count in not_asked.items()},
+    }
+    # Both engines compare the directory: no data set or task of an earlier config may stay in it.
+    for path in questions.glob("*.jsonl"):
+        if path.stem not in settings.held_out:
+            path.unlink(missing_ok=True)
     with staged_directory(output) as staged:
         write_text(staged / ROWS, "".join(f"{line}\n" for line in lines))
-        write_json(staged / "metrics.json", values)
-        write_text(staged / "select.html", page_of(f"Selection {name}", results, left_out, rule))
         origin = {"samples_manifest_sha256": sha256(samples / MANIFEST), "prompts": manifest["prompts"]}
+        # Not of the figures: another task to compare with is no reason to prepare the same rows again.
         write_json(staged / MANIFEST, {**origin, "rows": KINDS[settings.keep], "files": describe(staged)})
+        write_json(staged / "metrics.json", values)
+        write_text(staged / "select.html", page_of(f"Selection {name}", results, left_out, rule, not_asked))
+    if like:
+        LOGGER.info(
+            f"select: {counted(len(like), 'prompt')} left out, equal or near to a question that runs are evaluated with"
+        )
     _report(results, len(lines))
 
 
@@ -116,7 +142,9 @@ def _check_some(
             if settings.score is None and settings.check != JUDGE
             else (f"two answers whose scores differ by more than {settings.margin:g}")
         )
-        raise UserError(f"{here}: no prompt has {differ} among {of}{why}; raise {check}.n or temperature")
+        raise UserError(
+            f"{here}: no prompt has {differ} of different texts among {of}{why}; raise {check}.n or temperature"
+        )
     raise UserError(f"{here}: no row is left of {of}, of which {right:,} are right{why}; loosen the selection")
 
 

@@ -122,7 +122,7 @@ def changes(results: Sequence[PromptResult], judged: bool) -> dict[str, tuple[fl
     if kept := [row.answer.tokens for _, row in rows if row.answer.tokens is not None]:
         figures["answer_tokens"] = _mean(answers), _mean(kept)
     if judged:
-        figures["right_share"] = _mean([each.rate for each in results]), _mean([each.rate for each, _ in rows])
+        figures["pass_rate"] = _mean([each.rate for each in results]), _mean([each.rate for each, _ in rows])
         figures["easy_share"] = (
             _mean([float(each.rate > EASY) for each in results]),
             _mean([float(each.rate > EASY) for each, _ in rows]),

@@ -5,8 +5,13 @@ is kept in a work file and never asked for twice. Since ratings may cost money, 
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from zerolora.config.settings import SelectSettings
 from zerolora.errors import UserError, shown
@@ -15,13 +20,12 @@ from zerolora.evaluate.tasks.task import Judgement, Task
 from zerolora.judge.asking import ask_all, judge_endpoint, most_of, price
 from zerolora.judge.metrics import rating
 from zerolora.judge.prompts import FILE, SINGLE, JudgeQuestion, JudgeRequest
-from zerolora.judge.work_file import WorkFile
+from zerolora.judge.work_file import VERDICTS, WorkFile
 from zerolora.select.asked_prompts import SampledPrompt
 from zerolora.select.kept_answers import SampledAnswer, usable
 from zerolora.units import counted
 
-VERDICTS = "verdicts.jsonl"
-PROMPT = "single-v1"
+TEMPLATE = "single-v1"
 """The prompt of MT-bench for a single answer without a reference."""
 
 
@@ -31,7 +35,7 @@ def task_with_prompts(settings: SelectSettings, name: str, prompts: Sequence[Sam
     task = task_of(settings.check, settings.check_settings, settings.check_source)
     if task.ask != "generate":
         raise UserError(f"selections.{name}.check: {settings.check} checks no generated answer; choose another check")
-    if not any(task.asks(prompt.row) for prompt in prompts):
+    if not any(is_asked(task, prompt) for prompt in prompts):
         raise UserError(
             f"selections.{name}.check: {settings.check} asks none of the {counted(len(prompts), 'prompt')}; choose "
             "another check, or other samples"
@@ -39,25 +43,49 @@ def task_with_prompts(settings: SelectSettings, name: str, prompts: Sequence[Sam
     return task
 
 
+def is_asked(task: Task, prompt: SampledPrompt) -> bool:
+    """Return whether a task checks the answers to a prompt: with an answer given that they can be compared with."""
+    return bool(prompt.given) and task.asks(prompt.row)
+
+
 def by_task(
     settings: SelectSettings, name: str, task: Task, prompt: SampledPrompt, answers: Sequence[SampledAnswer]
 ) -> list[SampledAnswer]:
-    """Return the answers to a prompt with their verdicts. Raises UserError if the task has no such score."""
+    """Return the answers to a prompt with their verdicts: an answer is right if it is so by one of the answers given to
+    the prompt, and its score is the highest by any. Raises UserError if the task has no such score, or says neither
+    right nor wrong."""
     result = []
     for answer in answers:
-        verdict: Judgement = task.judge(prompt.row, answer.text.strip())
-        score = float(verdict.right)
-        if settings.score is not None:
-            if settings.score not in verdict.scores:
-                known = ", ".join(verdict.scores) or "none"
-                raise UserError(
-                    f"selections.{name}.score: {shown(settings.score)} is no score of {settings.check}, which has "
-                    f"{known}; correct it, or remove score"
-                )
-            score = float(verdict.scores[settings.score])
-        right = verdict.right if settings.least is None else score >= settings.least
-        result.append(answer._replace(right=bool(right), score=score))
+        verdicts = [
+            _verdict(settings, name, task.judge({**prompt.row, "expected": expected}, answer.text.strip()))
+            for expected in prompt.given
+        ]
+        scores = [score for _, score in verdicts if score is not None]
+        result.append(answer._replace(right=any(right for right, _ in verdicts), score=max(scores, default=None)))
     return result
+
+
+def _verdict(settings: SelectSettings, name: str, verdict: Judgement) -> tuple[bool, float | None]:
+    """Return whether an answer is right, and its score, None if it is no finite number."""
+    right: Any = verdict.right
+    score: Any = right
+    if not isinstance(right, bool | np.bool_):
+        raise UserError(
+            f"selections.{name}.check: {settings.check} says that an answer is right with {shown(right)}, which is "
+            "neither true nor false; correct the task"
+        )
+    if settings.score is not None:
+        if settings.score not in verdict.scores:
+            known = ", ".join(verdict.scores) or "none"
+            raise UserError(
+                f"selections.{name}.score: {shown(settings.score)} is no score of {settings.check}, which has "
+                f"{known}; correct it, or remove score"
+            )
+        score = verdict.scores[settings.score]
+    number = float(score) if isinstance(score, Real | np.bool_) and math.isfinite(score) else None
+    if settings.least is not None:
+        right = number is not None and number >= settings.least
+    return bool(right), number
 
 
 def by_judge(
@@ -76,7 +104,7 @@ def by_judge(
     judge = settings.judge
     assert judge is not None, "check: judge comes with the settings of the judge"
     kept, asked = WorkFile(work / VERDICTS), {"endpoint": judge.endpoint, "model": judge.model}
-    template = next(each for each in map(json.loads, FILE.read_text("utf-8").splitlines()) if each["name"] == PROMPT)
+    template = next(each for each in map(json.loads, FILE.read_text("utf-8").splitlines()) if each["name"] == TEMPLATE)
     keys: dict[tuple[int, int], str] = {}
     requests: dict[str, JudgeRequest] = {}
     for prompt, answers in groups:
@@ -115,4 +143,4 @@ def _request(template: Mapping[str, str], question: str, answer: str) -> JudgeRe
         {"role": "system", "content": template["system_prompt"]},
         {"role": "user", "content": template["prompt_template"].format(question=question, answer=answer)},
     ]
-    return JudgeRequest(JudgeQuestion("", "sampled", (question, ""), None), 1, SINGLE, (SINGLE,), PROMPT, messages)
+    return JudgeRequest(JudgeQuestion("", "sampled", (question, ""), None), 1, SINGLE, (SINGLE,), TEMPLATE, messages)

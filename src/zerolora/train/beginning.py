@@ -1,4 +1,5 @@
-"""Checks of train.from_adapter against its manifest and the run's base, once before the ranks start.
+"""Checks of train.from_adapter, and of the model of a reference, against their manifests and the run's base, once
+before the ranks start.
 
 The ranks load the adapter (earlier_adapter.py).
 """
@@ -6,14 +7,18 @@ The ranks load the adapter (earlier_adapter.py).
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from zerolora.config.objective_sections import START
+from zerolora.data.reference_columns import COMMAND
 from zerolora.errors import UserError
+from zerolora.files import MANIFEST, sha256
 from zerolora.methods.method import TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, is_copy, read_adapter, saved_name
 from zerolora.methods.registry import OWN_FILES
+from zerolora.model import foreign
 from zerolora.model.dequantized import weight_headers
-from zerolora.model.manifest import check_adapter_files, check_same_base, located
+from zerolora.model.manifest import base_identity, check_adapter_files, check_same_base, located
 
 if TYPE_CHECKING:
     from zerolora.tensor_file import StoredTensor
@@ -44,6 +49,40 @@ def check_identity(directory: Path, method: type[TrainableMethod], stamp: Path) 
     check_adapter_files(directory, OWN_FILES)
     if method.peft_type:
         check_same_base(directory, stamp)
+
+
+def model_identity(stamp: Path, adapter: Path | None) -> dict[str, Any]:
+    """Return hashes of the weights that `stamp` locates, and of the files of an adapter."""
+    files = [adapter / name for name in OWN_FILES] if adapter else []
+    return {
+        "weights": base_identity(stamp)["weights"],
+        "adapter": {path.name: sha256(path) for path in files if path.is_file()},
+    }
+
+
+def check_reference_model(directory: Path, reference: str, start: str | None, stamp: Path) -> None:
+    """Raise UserError unless the log-probabilities in `directory` are under the weights that `stamp` locates with the
+    adapter that `reference` names: START for `start`, a run, or a directory.
+
+    Of an adapter that is not on this machine, only the name is compared. Values under the model that training starts
+    from are also computed again (isolation.py); those of another model cannot be, since it is not loaded.
+    """
+    manifest = foreign.manifest(directory / MANIFEST, COMMAND, "settings", "model")
+    theirs = manifest["settings"].get("from_adapter")
+    if theirs not in ([start] if reference == START else [reference, f"results/{reference}/adapter"]):
+        ours = (start or "the base model") if reference == START else reference
+        raise UserError(
+            f"{directory}: has log-probabilities under {theirs or 'the base model'}, and the run compares with {ours}; "
+            f"run `{COMMAND}` again"
+        )
+    adapter = Path(theirs) if theirs else None
+    known, now = manifest["model"], model_identity(stamp, adapter)
+    changed = [
+        key for key in now if known.get(key) != now[key] and (key != "adapter" or not adapter or adapter.is_dir())
+    ]
+    if changed:
+        what = f"the adapter {theirs}" if changed == ["adapter"] else "the base model"
+        raise UserError(f"{directory}: has log-probabilities under {what} before it changed; run `{COMMAND}` again")
 
 
 @_named()

@@ -274,7 +274,8 @@ def _publish_losses(loop: Loop, paths: Paths) -> None:
 
 
 def _resume(loop: Loop) -> None:
-    """Resume a loop, or check the reference that a new training compares with, unless it is another model's."""
+    """Resume a loop, or check the reference that a new training compares with, unless it is another model's, of which
+    the stage has checked name and hashes (beginning.py)."""
     loop.resume()
     section = getattr(loop.plan, loop.plan.objective, None)
     if isinstance(section, WithReference) and section.reference == START and not loop.step:

@@ -8,10 +8,10 @@ import torch
 
 from zerolora.train.head_loss import HeadLoss
 
-LEAST = 1e-30
-"""The least mass of the student's rest: below it fp32 has no quotient of two masses."""
 LEAST_LOG = -100.0
 """The least log-probability of a teacher's bin, so that a bin of probability 0 adds 0."""
+NO_MASS = -1e30
+"""The logarithm of the mass of a student's rest without a token, which a teacher's bin of probability 0 multiplies."""
 
 
 class Divergence(HeadLoss):
@@ -38,32 +38,44 @@ class Divergence(HeadLoss):
         # They are rounded: normalised again, the divergence is never negative.
         teacher_log = stored.clamp_min_(LEAST_LOG).log_softmax(1)
         teacher = teacher_log.exp()
-        logits.sub_(logits.amax(1, keepdim=True))
-        label = logits.gather(1, of_target)
-        top_log = logits.gather(1, ids).div_(self.temperature)
+        label, top = logits.gather(1, of_target).squeeze(1), logits.gather(1, ids)
+        # The rest has its own largest logit, so that it has a gradient however far it is below the top.
+        logits.scatter_(1, ids, -torch.inf)
+        largest = logits.amax(1, keepdim=True).clamp_min_(torch.finfo(logits.dtype).min)  # of no token, without a rest
+        logits.sub_(largest)
         # At T = 1 both losses have the same distribution.
         warm = logits.exp_() if self.temperature == 1 else logits.div(self.temperature).exp_()
-        top = warm.gather(1, ids)
-        warm.scatter_(1, ids, 0.0)
-        rest = warm.sum(1, keepdim=True).clamp_min_(LEAST)
-        total = top.sum(1, keepdim=True).add_(rest)
-        student_log = torch.cat([top_log, rest.log()], 1).sub_(total.log())
+        mass, student_log, highest, total = _bins(warm, top / self.temperature, largest / self.temperature)
+        student = student_log.exp()
         kl = (teacher * (teacher_log - student_log)).sum(1)
         weight, label_weight = (1 - self.alpha) * self.temperature, self.alpha
+        change = (student - teacher).mul_(weight)
+        if warm is logits:
+            change.add_(student, alpha=label_weight)
         if gradient:
-            both = weight + label_weight * (warm is logits)
-            change = top.mul_(both).div_(total).sub_(teacher[:, :-1], alpha=weight)
-            warm.mul_(both / total - weight * teacher[:, -1:] / rest)
-            warm.scatter_(1, ids, change)
+            warm.mul_(change[:, -1:] / mass)
         if warm is not logits:
-            total = logits.exp_().sum(1, keepdim=True)
+            mass, student_log, highest, total = _bins(logits.exp_(), top, largest)
+            of_label = student_log.exp_().mul_(label_weight)
             if gradient:
-                logits.mul_(label_weight / total).add_(warm)
+                logits.mul_(of_label[:, -1:] / mass).add_(warm)
+                change.add_(of_label)
         if gradient:
+            logits.scatter_(1, ids, change[:, :-1])
             logits.scatter_add_(1, of_target, logits.new_full((1, 1), -label_weight).expand_as(of_target))
-        cross_entropy = (total.log() - label).squeeze(1)
+        cross_entropy = total - (label - highest)
         loss = label_weight * cross_entropy + weight * self.temperature * kl
         return torch.stack([loss, cross_entropy, kl])
+
+
+def _bins(rest: torch.Tensor, top: torch.Tensor, largest: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the sum of the rest's exponentials, relative to its `largest` logit; the log-probabilities of the tokens
+    on top and of the rest, [tokens, k + 1]; the highest logit, and the logarithm of all exponentials relative to it."""
+    mass = rest.sum(1, keepdim=True).clamp_min_(1.0)  # which it is, unless there is no token
+    highest = torch.maximum(top.amax(1, keepdim=True), largest)
+    bins = torch.cat([top - highest, mass.log().add_(largest - highest)], 1)
+    total = bins.logsumexp(1, keepdim=True)
+    return mass, bins.sub_(total).clamp_min_(NO_MASS), highest.squeeze(1), total.squeeze(1)
 
 
 class TopK(HeadLoss):

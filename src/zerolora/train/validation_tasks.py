@@ -99,6 +99,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
 
 def _questions(task: ValidationTask, file: Path, tokenizer: Any, longest: int, stops: frozenset[int]) -> Questions:
     from zerolora.evaluate.tasks import task_of
+    from zerolora.model.answer_text import AnswerTexts
 
     check = task_of(task.check, task.check_settings, task.check_source)
     if check.ask != "generate":
@@ -117,8 +118,10 @@ def _questions(task: ValidationTask, file: Path, tokenizer: Any, longest: int, s
         asked.append((tokens, row))
     asked.sort(key=lambda each: -len(each[0]))
 
+    texts = AnswerTexts(tokenizer, stops)
+
     def is_right(number: int, answer: list[int]) -> bool:
-        text = tokenizer.decode(answer, skip_special_tokens=True)
+        text = texts.text(answer)
         end = min((text.find(each) for each in task.until if each in text), default=len(text))
         return bool(check.judge(asked[number][1], text[:end].strip()).right)
 
