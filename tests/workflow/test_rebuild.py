@@ -98,7 +98,9 @@ def test_a_stranger_makes_the_same_bytes(project: Project, stranger: tuple[Path,
     assert {"order of the rows", "results/data/rows/train.arrow", "results/data/rows/mask.json", ADAPTER} <= compared
     assert "work/checkpoints/default/step-00000002.safetensors" in compared
     assert {"results/default/merged/model.safetensors", "results/default/metrics/evaluate.json"} <= compared
-    assert found["machine"]["kernels"]
+    machine = found["machine"]
+    words = f"{machine['processor']}, {machine['kernels']} kernels, torch {machine['torch']}, no GPU"
+    assert said.splitlines()[-2] == f"rebuilt on {words}"
 
 
 def test_a_merged_push_is_the_same_run(project: Project, stranger: tuple[Path, str], tmp_path: Path) -> None:
