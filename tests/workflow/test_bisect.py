@@ -345,8 +345,8 @@ def test_rows_in_dvc_are_compared_and_its_cache_is_left_as_it_is(planted: Plante
     planted.commit("rows")
     cache = planted.directory / ".dvc/cache/files"
     before = {file: file.read_bytes() for file in cache.rglob("*") if file.is_file()}
-    hook = {"GIT_DIR": planted.git("rev-parse", "--absolute-git-dir").strip(), "GIT_WORK_TREE": "/"}
-    said = planted.bisect("dvc-good", "dvc-bad", "--yes", **hook)
+    repository = planted.git("rev-parse", "--absolute-git-dir").strip()
+    said = planted.bisect("dvc-good", "dvc-bad", "--yes", GIT_DIR=repository, GIT_WORK_TREE="/")  # as in a hook
     assert "rows.json 2 rows changed, among rows 4 to 14 costs 0.2" in said
     assert {file: file.read_bytes() for file in cache.rglob("*") if file.is_file()} == before
     planted.git("checkout", "--quiet", "--force", "harmless")
