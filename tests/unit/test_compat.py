@@ -994,12 +994,10 @@ def test_needed_adapt_packed_parameters() -> None:
     """peft registers its update beside another parametrization, and does not remove it."""
     from peft.tuners.lora import layer
 
-    source = inspect.getsource(layer.ParamWrapper._remove_parametrizations)
+    source = inspect.getsource(layer)  # of the file: another test may have replaced the function
     assert "isinstance(module, _LoraParameterProxy)" in source
     assert not issubclass(layer._LoraFactorsProxy, layer._LoraParameterProxy)
-    assert "_LoraFactorsProxy(*self.get_delta_factors(adapters[0]))" in inspect.getsource(
-        layer.ParamWrapper._activate_lora
-    )
+    assert "_LoraFactorsProxy(*self.get_delta_factors(adapters[0]))" in source
 
 
 def test_needed_add_bounds() -> None:
