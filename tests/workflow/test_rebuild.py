@@ -24,13 +24,14 @@ from hypothesis import strategies as st
 from zerolora import __version__
 from zerolora.files import read_json, sha256, write_json
 from zerolora.judge.endpoint import Endpoint, Service
-from zerolora.publish.record import RECORD
+from zerolora.publish.record import RECORD, without_prompts
 from zerolora.rebuild import audit
 from zerolora.rebuild.explanation import other_settings
 from zerolora.rebuild.folder import environment, make_folder, run_command
 from zerolora.rebuild.original import original
 from zerolora.rebuild.rebuild import RESULT, Options, compare, rebuild
 from zerolora.rebuild.rebuilt_products import damaged
+from zerolora.receipt import Receipt
 from zerolora.train.checkpoint.format import read, write
 from zerolora.train.launch.stop_signals import STOPPED
 
@@ -338,6 +339,18 @@ def test_a_project_in_a_folder_of_its_repository_is_cloned_with_it(
     for name in ("config/config.yaml", "rows.json", "model/config.json"):
         assert sha256(made / name) == sha256(place / name)
     assert not (made / "dvc.yaml").exists() and not (made / "results").exists()
+
+
+def test_a_record_has_no_prompts_of_other_runs() -> None:
+    """They depend on the samples in the whole config, of which a push has a part."""
+    prompts = "results/data/rows/prompts.arrow"
+    prepared = Receipt({"settings": '{"prompts":true,"seed":1}'}, {}, {prompts: "0", "results/data/rows/a": "1"})
+    sampled = Receipt({}, {prompts: "0"}, {})
+    assert without_prompts({"prepare@rows": prepared}) == {
+        "prepare@rows": Receipt({"settings": '{"seed":1}'}, {}, {"results/data/rows/a": "1"})
+    }
+    both = {"prepare@rows": prepared, "sample@own": sampled}
+    assert without_prompts(both) == both
 
 
 def test_a_served_model_is_not_asked_again(pushed: Path, here: Path, tmp_path: Path) -> None:

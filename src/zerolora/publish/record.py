@@ -35,6 +35,8 @@ from zerolora.train.checkpoint.names import newest_run_folder, steps_of
 RECORD = "record.json"
 INPUTS = "inputs"
 """Folder of a rebuild for the files that had an absolute path here."""
+PROMPTS = "prompts.arrow"
+"""Of a data set, for samples alone."""
 CHECKPOINTS, ROWS_FOLDER = "checkpoints", "rows"
 """Folders of a push, if the user asks for them."""
 ENDS = ("train", "merge", "evaluate")
@@ -162,7 +164,7 @@ def record_of(run: FinishedRun) -> Record:
     Raises UserError if a receipt is missing, or the record would hold a path of this machine.
     """
     find: Find = _here
-    receipts = of_run(run.name, receipts_here(), remedy(run.name))
+    receipts = without_prompts(of_run(run.name, receipts_here(), remedy(run.name)))
     config = config_of_run(run)
     moved = _Moved(config, receipts)
     checkpoints = {str(step): digest_of_file(path) for step, path in checkpoints_of(run.name).items()}
@@ -390,6 +392,21 @@ def digest_of_file(path: Path) -> str:
 def digest_of(manifest: Mapping[str, Any]) -> str:
     """Return the digest of a checkpoint's state from its manifest: equal states of equal steps have equal ones."""
     return hashlib.sha256(canonical({key: manifest[key] for key in STATE}).encode()).hexdigest()
+
+
+def without_prompts(receipts: Mapping[str, Receipt]) -> dict[str, Receipt]:
+    """Return receipts without the prompts that data sets have for the samples of other runs alone."""
+    read = {path for each in receipts.values() for path in each.inputs}
+
+    def kept(receipt: Receipt) -> Receipt:
+        unread = {path for path in receipt.outputs if Path(path).name == PROMPTS} - read
+        if not unread:
+            return receipt
+        settings = {key: value for key, value in json.loads(receipt.params["settings"]).items() if key != "prompts"}
+        outputs = {path: digest for path, digest in receipt.outputs.items() if path not in unread}
+        return Receipt(receipt.params | {"settings": canonical(settings)}, receipt.inputs, outputs)
+
+    return {stage: kept(receipt) for stage, receipt in receipts.items()}
 
 
 def _here(path: str) -> Path | None:
