@@ -344,10 +344,10 @@ def test_a_project_in_a_folder_of_its_repository_is_cloned_with_it(
 def test_a_record_has_no_prompts_of_other_runs() -> None:
     """They depend on the samples in the whole config, of which a push has a part."""
     prompts = "results/data/rows/prompts.arrow"
-    prepared = Receipt({"settings": '{"prompts":true,"seed":1}'}, {}, {prompts: "0", "results/data/rows/a": "1"})
+    prepared = Receipt({"settings": '{"prompts": true, "seed": 1}'}, {}, {prompts: "0", "results/data/rows/a": "1"})
     sampled = Receipt({}, {prompts: "0"}, {})
     assert without_prompts({"prepare@rows": prepared}) == {
-        "prepare@rows": Receipt({"settings": '{"seed":1}'}, {}, {"results/data/rows/a": "1"})
+        "prepare@rows": Receipt({"settings": '{"seed": 1}'}, {}, {"results/data/rows/a": "1"})
     }
     both = {"prepare@rows": prepared, "sample@own": sampled}
     assert without_prompts(both) == both
