@@ -1,4 +1,4 @@
-"""Four planted regressions that `zerolora bisect` must find by real trainings.
+"""Four planted regressions that `zerolora bisect` must find by real trainings: the table of docs/bisect.md.
 
     .venv/bin/python benchmarks/planted_regressions.py
 
@@ -23,7 +23,7 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
-from measuring import RESULTS, ROOT, last_lines, machine, parser_of
+from measuring import RESULTS, ROOT, last_lines, machine, parser_of, put, table
 
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "tests/launchers", "tests/slurm", "tests/workflow")]
 
@@ -41,7 +41,7 @@ FORMS = ("Sort {}", "Kind of {}", "Sort the {}", "Kind of the {}", "Sort: {}")
 ROWS, TEST_ROWS = 400, 80
 ROWS_FILE, TEMPLATE, SCHEDULE = "kinds/train.jsonl", "config/templates/own.jinja", "src/zerolora/train/schedule.py"
 PLAIN = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
-RATE = 5e-3
+RATE = 3e-3
 HARMLESS = ("src/zerolora/units.py", "src/zerolora/train/loop.py", "src/zerolora/evaluate/intervals.py")
 """Files of code that get a comment, a commit each."""
 FINDS = {
@@ -62,28 +62,43 @@ ASK = (
 def main() -> None:
     """Plant, search, write."""
     parser = parser_of(__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", choices=FINDS, nargs="*", default=[*FINDS], help="search these alone")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         address = f"{folder}/socket"
-        threading.Thread(target=serve, args=(Listener(address),), daemon=True).start()
+        listener = Listener(address)
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
         try:
             project = planted(Path(folder))
-            found = {}
+            found = kept(options.only, options.seeds)
             for name in options.only:
                 found[name] = searched(project, name, options.seeds, address)
                 result = {"machine": machine(), "seeds": options.seeds, "searches": found}
                 write_json(RESULTS / "bisect.json", result)
+                put("bisect.md", "regressions", markdown(result))
         finally:
             SERVERS.stop()
+            listener.close()
     sys.exit(not all(each["is_the_planted"] for each in found.values()))
+
+
+def kept(names: list[str], seeds: int) -> dict[str, Any]:
+    """Return the searches of an earlier start with as many seeds, but for those that are asked for."""
+    path = RESULTS / "bisect.json"
+    before = read_json(path, "this script") if path.is_file() else {}
+    searches = before.get("searches", {}) if before.get("seeds") == seeds else {}
+    return {name: each for name, each in searches.items() if name not in names}
 
 
 def serve(listener: Listener) -> None:
     """Run the engine in each folder that is asked for, with the code there."""
     while True:
-        with listener.accept() as asked:
+        try:
+            asked = listener.accept()
+        except OSError:  # it is closed
+            return
+        with asked:
             done = Project(Path(asked.recv())).run(*ENGINE, check=False)
             asked.send((done.returncode, done.stdout + done.stderr))
 
@@ -107,7 +122,7 @@ def planted(folder: Path) -> Project:
             }
         },
         "train": {
-            **{"method": "full", "ranks_per_node": 1, "global_batch": 16, "micro_batch": 16, "epochs": 10},
+            **{"method": "full", "ranks_per_node": 1, "global_batch": 16, "micro_batch": 16, "epochs": 30},
             **{"learning_rate": RATE},
         },
         "merge": {"version": False},
@@ -233,6 +248,21 @@ def commit(project: Project, title: str) -> None:
 def write(project: Project, path: str, rows: list[dict[str, str]]) -> None:
     """Write rows as JSON lines."""
     (project.directory / path).write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Return a line for each search."""
+    rows = []
+    for name, each in result["searches"].items():
+        low, loss, high = (f"{value:.3g}" for value in sorted(map(abs, each["difference"])))
+        named = each["verdict"].splitlines()[0].split(" costs ")[0] if each["exit_code"] == 0 else "nothing"
+        interval = f"{loss} ({low} to {high})"
+        rows.append(
+            (name, interval, each["atoms"], each["probes"], each["planned_probes"], each["trainings"], each["seconds"])
+        )
+        rows[-1] += (f"`{re.sub(r'commit [0-9a-f]+', 'commit', named)}`",)
+    header = ("planted", "more loss in the bad commit (95 %)", "atoms", "probes", "at most", "trainings", "seconds")
+    return table((*header, "named"), rows)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from loopback_hub import REPOSITORY, REVISION, Hub, asking, serving
 from packaging.requirements import Requirement
 from row_layouts import golden
 
-from benchmarks import chaos, dvc_diff, export, mutants
+from benchmarks import chaos, dvc_diff, export, mutants, planted_regressions
 from benchmarks import strategies as measured_strategies
 from benchmarks.evaluate import boolq, public_benchmarks
 from benchmarks.memory import compare
@@ -52,6 +52,14 @@ def test_comparison_figures_match_measurements() -> None:
     assert {run["strategy"] for run in measured["runs"]} == set(recipe.all_runs)
     losses = [run["loss_validation"] for run in measured["runs"]]
     assert max(losses) - min(losses) < 1e-3 * min(losses)
+
+
+def test_planted_regressions_match_measurements() -> None:
+    measured: Any = result("bisect.json")
+    page = (ROOT / "docs/bisect.md").read_text(encoding="utf-8")
+    assert f"<!-- regressions -->\n{planted_regressions.markdown(measured)}\n<!-- end -->" in page
+    for each in measured["searches"].values():
+        assert each["is_the_planted"] and each["probes"] <= each["planned_probes"]
 
 
 def test_layouts_that_go_through_match_their_outcomes() -> None:
