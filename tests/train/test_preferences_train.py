@@ -111,7 +111,7 @@ def test_a_run_that_goes_on_from_an_adapter_is_compared_with_it(bench: Bench) ->
     assert_starts_unchanged(train(bench, "continued", **own))
     of_base = bench.start("wrong", **(ALONE | own | {"packing": "pairs-unpacked", "reference": "pairs-reference"}))
     assert of_base.returncode == 2
-    assert "other log-probabilities than the stage reference" in of_base.stderr
+    assert f"has log-probabilities under the base model, and the run compares with {adapter}" in of_base.stderr
 
 
 def test_mismatched_sequences_are_compared_with_their_reference(bench: Bench) -> None:

@@ -138,12 +138,8 @@ class Record(BaseModel):
             one = STAGES[stage].wildcards[:2]
             if len(one) == 1 and (target := STAGES[stage].target.format(**{one[0]: job})) not in receipt.outputs:
                 raise ValueError(f"receipts.{name}.outputs lacks {target}, which the stage writes")
-        outputs = {path: digest for each in self.receipts.values() for path, digest in each.outputs.items()}
         if path := next((path for path in self.with_paths if Path(path).suffix not in TEXTS), None):
             raise ValueError(f"with_paths has {path}, which has no text to have a path in")
-        for path, text in self.contents.items():
-            if path not in self.with_paths and hashlib.sha256(text.encode()).hexdigest() != outputs.get(path):
-                raise ValueError(f"contents.{path} is not what its receipt lists")
         train = self.receipts.get(f"train@{self.run}")
         if train and (lacking := {"dataset", "model", "rendered"} - names_of(train).keys()):
             raise ValueError(f"receipts.train@{self.run}.params.names lacks {min(lacking)}")
@@ -227,13 +223,18 @@ def as_text(record: Record) -> str:
 def read_record(path: Path) -> Record:
     """Return the record in a pushed directory. Raises UserError if the file is not one."""
     try:
-        return Record.model_validate_json(read_bytes(path, LARGEST))
+        record = Record.model_validate_json(read_bytes(path, LARGEST))
     except FileNotFoundError:
         raise UserError(
             f"{path.parent}: has no {RECORD}, so what it was made of is not known; push it again with this version"
         ) from None
     except ValidationError as error:
         raise UserError(f"{path}: {_first(error)}; push it again with this version") from None
+    outputs = {name: digest for each in record.receipts.values() for name, digest in each.outputs.items()}
+    for name, text in record.contents.items():
+        if name not in record.with_paths and hashlib.sha256(text.encode()).hexdigest() != outputs.get(name):
+            raise UserError(f"{path}: contents.{name} is not what its receipt lists; push it again")
+    return record
 
 
 def _first(error: ValidationError) -> str:
