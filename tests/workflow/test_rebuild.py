@@ -421,7 +421,7 @@ def test_a_forged_record_is_one_line(here: Path, pushed: Path, tmp_path: Path, m
     config["prepare"]["rows"]["path"] = str(rows)
     outside = str(tampered(pushed, tmp_path / "outside", config=config))
     line = refused(outside, given=(here / "rows.json", here / "model"))
-    assert f"its config names {str(rows)!r}, a path of this machine" in line
+    assert "its config names '/" in line and "a path of this machine" in line
     assert not (tmp_path / "output").exists()
 
 
