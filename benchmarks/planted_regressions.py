@@ -257,10 +257,8 @@ def markdown(result: dict[str, Any]) -> str:
         low, loss, high = (f"{value:.3g}" for value in sorted(map(abs, each["difference"])))
         named = each["verdict"].splitlines()[0].split(" costs ")[0] if each["exit_code"] == 0 else "nothing"
         interval = f"{loss} ({low} to {high})"
-        rows.append(
-            (name, interval, each["atoms"], each["probes"], each["planned_probes"], each["trainings"], each["seconds"])
-        )
-        rows[-1] += (re.sub(r"commit [0-9a-f]+", "commit", named),)
+        counts = (each["atoms"], each["probes"], each["planned_probes"], each["trainings"], each["seconds"])
+        rows.append((name, interval, *counts, re.sub(r"commit [0-9a-f]+", "commit", named)))
     header = ("planted", "more loss in the bad commit (95 %)", "atoms", "probes", "at most", "trainings", "seconds")
     return table((*header, "named"), rows)
 

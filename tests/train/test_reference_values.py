@@ -19,6 +19,7 @@ from zerolora.evaluate import frozen_model, reference_log_probabilities
 from zerolora.evaluate.evaluated_models import with_adapter
 from zerolora.files import read_json
 from zerolora.model.manifest import located
+from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import EVALUATION_TOKENS
 from zerolora.planner.slurm_resources import SHARED_DISK, evaluating, referring
 from zerolora.train.beginning import check_reference_model
@@ -80,10 +81,10 @@ def test_each_answer_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch, way: s
     if way == "spread":
         monkeypatch.setattr(frozen_model, "placement", lambda *_, **__: {"device_map": "auto"})
     if way == "transformers' attention":
-        assert "flash" in frozen_model.read_model_spec(bench.folder / "m/tiny").attentions
-        without = {"attentions": ("sdpa",)}  # as of a class that needs a mask
-        read = frozen_model.read_model_spec
-        monkeypatch.setattr(frozen_model, "read_model_spec", lambda path: replace(read(path), **without))
+        assert "flash" in read_model_spec(bench.folder / "m/tiny").attentions
+        monkeypatch.setattr(
+            frozen_model, "read_model_spec", lambda path: replace(read_model_spec(path), attentions=("sdpa",))
+        )
     model = base(bench)
     for kind in ("pairs", "labelled"):
         bench.refer(kind)
