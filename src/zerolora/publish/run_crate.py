@@ -11,6 +11,7 @@ from typing import Any
 
 from zerolora import __version__
 from zerolora.files import MANIFEST, as_json
+from zerolora.git_environment import git_environment
 from zerolora.publish.croissant import media_type
 from zerolora.publish.finished import FinishedRun, PushedModel
 
@@ -23,7 +24,7 @@ SOFTWARE = f"pkg:generic/zerolora@{__version__}"
 
 def run_crate(run: FinishedRun, product: PushedModel, title: str) -> str | None:
     """Return the metadata of the pushed directory; None outside of git, since a crate must have a date."""
-    if (date := _date_of_commit()) is None:
+    if (date := date_of_commit()) is None:
         return None
     from rocrate.model.contextentity import ContextEntity
     from rocrate.rocrate import ROCrate
@@ -71,8 +72,11 @@ def run_crate(run: FinishedRun, product: PushedModel, title: str) -> str | None:
     return as_json(crate.metadata.generate())
 
 
-def _date_of_commit() -> str | None:
+def date_of_commit() -> str | None:
     """Return the day of the checked-out commit."""
     command = ["git", "show", "--no-patch", "--format=%cs", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=git_environment())
+    except FileNotFoundError:
+        return None
     return done.stdout.strip() or None if done.returncode == 0 else None

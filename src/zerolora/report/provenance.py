@@ -9,7 +9,9 @@ from typing import Any
 
 from zerolora.config.overrides import origin_of
 from zerolora.files import MANIFEST, read_json, sha256
+from zerolora.git_environment import git_environment
 
+NO_REPOSITORY = "not in a git repository"
 UNCOMMITTED = " with uncommitted changes"
 
 
@@ -46,12 +48,15 @@ def _values(config: Path) -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the checked-out commit, with a note if tracked files differ from it."""
+    """Return the checked-out commit, with a note if tracked files differ from it; NO_REPOSITORY without git."""
     answers = []
     for command in (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]):
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, check=False, env=git_environment())
+        except FileNotFoundError:
+            return NO_REPOSITORY
         if result.returncode:
-            return "not in a git repository"
+            return NO_REPOSITORY
         answers.append(result.stdout.strip())
     return answers[0] + (UNCOMMITTED if answers[1] else "")
 
