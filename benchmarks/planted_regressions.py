@@ -80,7 +80,7 @@ def main() -> None:
         finally:
             SERVERS.stop()
             listener.close()
-    sys.exit(not all(each["is_the_planted"] for each in found.values()))
+    sys.exit(not all(each["names_the_plant"] for each in found.values()))
 
 
 def kept(names: list[str], seeds: int) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def searched(project: Project, name: str, seeds: int, address: str) -> dict[str,
     return {
         "exit_code": done.returncode,
         "verdict": record.get("verdict", ""),
-        "is_the_planted": done.returncode == 0
+        "names_the_plant": done.returncode == 0
         and len(record["causes"]) == 1
         and len(record["causes"][0]["atoms"]) == 1
         and re.match(rf"{FINDS[name]}.* costs ", lines[0]) is not None,

@@ -59,7 +59,7 @@ def test_planted_regressions_match_measurements() -> None:
     page = (ROOT / "docs/bisect.md").read_text(encoding="utf-8")
     assert f"<!-- regressions -->\n{planted_regressions.markdown(measured)}\n<!-- end -->" in page
     for each in measured["searches"].values():
-        assert each["is_the_planted"] and each["probes"] <= each["planned_probes"]
+        assert each["names_the_plant"] and each["probes"] <= each["planned_probes"]
 
 
 def test_layouts_that_go_through_match_their_outcomes() -> None:
